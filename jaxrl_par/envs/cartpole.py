@@ -44,7 +44,9 @@ class CartPole:
 
     @property
     def spec(self) -> EnvSpec:
-        high = np.array([self.x_threshold * 2, np.inf, self.angle_threshold * 2, np.inf])
+        high = np.array(
+            [self.x_threshold * 2, np.inf, self.angle_threshold * 2, np.inf]
+        )
         return EnvSpec("CartPole-v1", Box(-high, high), Discrete(2), self.max_steps)
 
     def reset(self, key: Key) -> tuple[Array, Array]:

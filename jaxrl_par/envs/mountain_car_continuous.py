@@ -1,0 +1,72 @@
+"""MountainCarContinuous-v0: the valley, with a throttle that costs fuel."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_par.spaces import Box
+from jaxrl_par.types import Array, EnvSpec, Key, StepResult, pytree, static
+
+
+@pytree
+class MountainCarContinuous:
+    """A car in a valley must rock to and fro to reach the flag on the right.
+
+    | obs | meaning        | unit           | bounds                       |
+    |-----|----------------|----------------|------------------------------|
+    | 0   | position       |                | [min_position, max_position] |
+    | 1   | velocity       | position/step  | ±max_speed                   |
+
+    Action: Box [1] in [-1, 1], the share of `power`; cut to the bounds.
+    Reward: -0.1 action^2 (of the action as given, not as cut), and 100 more at
+    termination.
+    Termination: position >= goal_position and velocity >= goal_velocity.
+    Truncation: after `max_steps` steps.
+    Start: position uniform in [-0.6, -0.4], velocity 0.
+    State: the observation, [2] float32.
+    Source: Moore 1990; Gymnasium 1.3 `MountainCarContinuous-v0`.
+    """
+
+    power: float = 0.0015
+    gravity: float = 0.0025
+    goal_position: float = 0.45
+    goal_velocity: float = 0.0
+    min_position: float = static(-1.2)  # static: these bound the observation
+    max_position: float = static(0.6)
+    max_speed: float = static(0.07)
+    max_steps: int | None = static(999)
+
+    @property
+    def spec(self) -> EnvSpec:
+        low = np.array([self.min_position, -self.max_speed])
+        high = np.array([self.max_position, self.max_speed])
+        name = "MountainCarContinuous-v0"
+        return EnvSpec(name, Box(low, high), Box(-1.0, 1.0, (1,)), self.max_steps)
+
+    def reset(self, key: Key) -> tuple[Array, Array]:
+        """Start an episode: (state [2], obs [2])."""
+        position = jax.random.uniform(key, (), jnp.float32, -0.6, -0.4)
+        state = jnp.stack([position, jnp.float32(0)])
+        return state, state
+
+    def step(self, key: Key, state: Array, action: Array) -> tuple[Array, StepResult]:
+        """Open the throttle for one step; action [1] float32."""
+        position, velocity = state
+        throttle = jnp.clip(action[0], -1, 1)
+        slope = jnp.cos(3 * position)
+        velocity = velocity + throttle * self.power - slope * self.gravity
+        velocity = jnp.clip(velocity, -self.max_speed, self.max_speed)
+        position = position + velocity
+        position = jnp.clip(position, self.min_position, self.max_position)
+        # The wall on the left stops the car; the one on the right does not.
+        wall = (position <= self.min_position) & (velocity < 0)
+        velocity = jnp.where(wall, 0, velocity)
+
+        at_goal = position >= self.goal_position
+        terminated = at_goal & (velocity >= self.goal_velocity)
+        fuel = 0.1 * action[0] * action[0]
+        reward = jnp.where(terminated, 100.0, 0.0) - fuel
+        state = jnp.stack([position, velocity])
+        return state, StepResult(state, reward, terminated)
