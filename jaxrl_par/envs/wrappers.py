@@ -81,9 +81,7 @@ class ActionRepeat:
 class Instances:
     """One physics per environment: every leaf of `env` has a leading axis [B].
 
-    Only `BatchedEnv` can step it, with B environments. For example
-    `Instances(CartPole(**{...: jnp.full(B, ...)}))`, or `Instances.of(env, B,
-    gravity=gravities)`.
+    Only `BatchedEnv` can step it, with B environments. `Instances.of` makes one.
     """
 
     env: Environment  # leaves [B, ...]
@@ -91,7 +89,8 @@ class Instances:
     @classmethod
     def of(cls, env: Environment, num_envs: int, **parameters: Array) -> Instances:
         """`num_envs` copies of `env`, with `parameters` ([num_envs, ...]) replaced."""
-        names = [field.name for field in dataclasses.fields(env)]  # type: ignore[arg-type]  # a @pytree
+        fields = dataclasses.fields(env)  # type: ignore[arg-type]  # a @pytree
+        names = [f.name for f in fields if not f.metadata.get("static")]
         for name, value in parameters.items():
             if name not in names:
                 raise ValueError(f"parameter {name!r} must be one of {names}")
@@ -110,3 +109,7 @@ class Instances:
     @property
     def spec(self) -> EnvSpec:
         return self.env.spec
+
+
+def _where(condition: Array, x: PyTree, y: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)
