@@ -47,9 +47,11 @@ class Acrobot:
     torque: float = 1.0  # N m
     timestep: float = 0.2  # s
     start_range: float = 0.1
-    max_speed_1: float = static(4 * math.pi)  # rad/s, static: bounds of observations
-    max_speed_2: float = static(9 * math.pi)
-    max_steps: int | None = static(500)
+    max_speed_1: float = static(
+        default=4 * math.pi
+    )  # rad/s, static: bounds of observations
+    max_speed_2: float = static(default=9 * math.pi)
+    max_steps: int | None = static(default=500)
 
     @property
     def spec(self) -> EnvSpec:

@@ -38,9 +38,11 @@ class CartPole:
     force: float = 10.0  # N
     timestep: float = 0.02  # s
     start_range: float = 0.05
-    x_threshold: float = static(2.4)  # m, static: it sets the observation's bounds
-    angle_threshold: float = static(math.radians(12))  # rad
-    max_steps: int | None = static(500)
+    x_threshold: float = static(
+        default=2.4
+    )  # m, static: it sets the observation's bounds
+    angle_threshold: float = static(default=math.radians(12))  # rad
+    max_steps: int | None = static(default=500)
 
     @property
     def spec(self) -> EnvSpec:

@@ -32,10 +32,10 @@ class MountainCar:
     gravity: float = 0.0025
     goal_position: float = 0.5
     goal_velocity: float = 0.0
-    min_position: float = static(-1.2)  # static: these bound the observation
-    max_position: float = static(0.6)
-    max_speed: float = static(0.07)
-    max_steps: int | None = static(200)
+    min_position: float = static(default=-1.2)  # static: these bound the observation
+    max_position: float = static(default=0.6)
+    max_speed: float = static(default=0.07)
+    max_steps: int | None = static(default=200)
 
     @property
     def spec(self) -> EnvSpec:

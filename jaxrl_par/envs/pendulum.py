@@ -35,9 +35,9 @@ class Pendulum:
     mass: float = 1.0  # kg
     length: float = 1.0  # m
     timestep: float = 0.05  # s
-    max_speed: float = static(8.0)  # rad/s, static: it bounds the observation
-    max_torque: float = static(2.0)  # N m, static: it bounds the action
-    max_steps: int | None = static(200)
+    max_speed: float = static(default=8.0)  # rad/s, static: it bounds the observation
+    max_torque: float = static(default=2.0)  # N m, static: it bounds the action
+    max_steps: int | None = static(default=200)
 
     @property
     def spec(self) -> EnvSpec:
