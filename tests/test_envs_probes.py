@@ -11,13 +11,12 @@ import pytest
 
 from jaxrl_par.envs import probes
 
-KEY = jax.random.key(0)
-
 
 def outcomes(env, actions, num_envs=2000):
     """Start observations and the results of one step with `actions` [num_envs]."""
-    state, obs = jax.vmap(env.reset)(jax.random.split(KEY, num_envs))
-    _, result = jax.vmap(env.step, (None, 0, 0))(KEY, state, actions)
+    state, obs = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), num_envs))
+    key = jax.random.key(1)
+    _, result = jax.vmap(env.step, (None, 0, 0))(key, state, actions)
     return obs, result
 
 
@@ -43,9 +42,9 @@ def test_obs_reward():
 
 def test_delayed_reward():
     env = probes.DelayedReward()
-    state, obs = env.reset(KEY)
-    state, first = env.step(KEY, state, jnp.int32(0))
-    state, second = env.step(KEY, state, jnp.int32(0))
+    state, obs = env.reset(jax.random.key(0))
+    state, first = env.step(None, state, jnp.int32(0))
+    state, second = env.step(None, state, jnp.int32(0))
     assert (obs[0], first.obs[0]) == (0, 1)
     assert (first.reward, second.reward) == (0, 1)
     assert (first.terminated, second.terminated) == (False, True)
@@ -69,10 +68,10 @@ def test_obs_action_reward():
 @pytest.mark.parametrize("terminate_at", [None, 3])
 def test_counting(terminate_at):
     env = probes.CountingEnv(terminate_at=terminate_at)
-    state, obs = env.reset(KEY)
+    state, obs = env.reset(jax.random.key(0))
     assert obs[0] == 0
     for t in range(1, 4):
-        state, result = env.step(KEY, state, jnp.int32(0))
+        state, result = env.step(None, state, jnp.int32(0))
         assert result.obs[0] == t
         assert result.reward == 1
         assert result.terminated == (t == terminate_at)
@@ -87,7 +86,7 @@ def test_echo():
     obs, result = outcomes(env, actions)
     np.testing.assert_array_equal(result.reward, actions == 10 + obs[:, 0])
     assert not result.terminated.any()
-    keys = jax.random.split(KEY, 500)
+    keys = jax.random.split(jax.random.key(2), 500)
     nexts = jax.vmap(env.step, (0, None, None))(keys, obs[0], actions[0])[1].obs
     assert set(np.unique(nexts)) == {0, 1}
 
