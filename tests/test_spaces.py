@@ -36,7 +36,7 @@ SPACES = [
 
 
 def draw(space, number=300):
-    return jax.vmap(space.sample)(jax.random.split(jax.random.key(0), number))
+    return jax.jit(jax.vmap(space.sample))(jax.random.split(jax.random.key(0), number))
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)

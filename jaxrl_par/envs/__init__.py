@@ -1,6 +1,7 @@
 """Environments: our own in pure JAX, adapters, wrappers, and `make` by name."""
 
 from jaxrl_par.envs.acrobot import Acrobot
+from jaxrl_par.envs.base import EnvError, check_env
 from jaxrl_par.envs.cartpole import CartPole
 from jaxrl_par.envs.mountain_car import MountainCar
 from jaxrl_par.envs.mountain_car_continuous import MountainCarContinuous
@@ -12,10 +13,12 @@ __all__ = [
     "Acrobot",
     "ActionRepeat",
     "CartPole",
+    "EnvError",
     "Instances",
     "MountainCar",
     "MountainCarContinuous",
     "Pendulum",
+    "check_env",
     "env_names",
     "make",
 ]

@@ -1,0 +1,140 @@
+"""The part of `check_env` that traces methods: signature, jit, purity."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_par.envs.type_check import describe
+from jaxrl_par.types import PyTree
+
+
+class Call:
+    """One method of an environment, called abstractly and watched meanwhile."""
+
+    def __init__(self, env: Any, method: str, problems: list[str]) -> None:
+        self.env, self.method, self.problems = env, method, problems
+
+    def __call__(self, *args: PyTree) -> Any:
+        """The result with arrays as ShapeDtypeStruct; None after an exception."""
+        function, found = getattr(self.env, self.method), []
+        names = "(key)" if self.method == "reset" else "(key, state, action)"
+        try:
+            inspect.signature(function).bind(*args)
+        except TypeError as error:
+            self._add(f"{error}; it is called as {self.method}{names}")
+            return None
+
+        def run(*args: PyTree) -> None:
+            found.append(jax.tree.map(describe, function(*args)))
+
+        before = snapshot(self.env)
+        try:
+            jax.eval_shape(run, *args)
+        except Exception as error:
+            self._add(_explain(error))
+        self._restore(before)
+        return found[0] if found else None
+
+    def check_purity(self, *args: PyTree) -> None:
+        """Trace twice with the same arguments: the programs must be the same."""
+        programs = []
+        for _ in range(2):
+            before = snapshot(self.env)
+            function: Callable = functools.partial(getattr(self.env, self.method))
+            try:
+                lowered = jax.jit(lambda *a, f=function: f(*a)).lower(*args)
+            except Exception as error:
+                self._add(_explain(error))
+                return
+            finally:
+                self._restore(before)
+            programs.append(lowered.as_text())
+        # A host callback's address is in the text, and differs.
+        if programs[0] != programs[1] and "callback" not in programs[0]:
+            self._add(
+                "is not pure: two traces of the same call differ (NumPy's or Python's "
+                "randomness, a clock, or state kept outside); draw from the key that "
+                "is given, and keep what changes in the state"
+            )
+
+    def _restore(self, before: dict[str, Any]) -> None:
+        changed = [k for k, v in snapshot(self.env).items() if _differs(before, k, v)]
+        if changed:
+            rule = "it must be pure: keep what changes in the state"
+            self._add(f"changes self.{', self.'.join(changed)}; {rule}")
+            put_back(self.env, before)
+
+    def _add(self, text: str) -> None:
+        self.problems.append(f"{self.method}: {text}")
+
+
+def put_back(env: Any, before: dict[str, Any]) -> None:
+    """Give an environment the attributes of a snapshot."""
+    if any(_differs(before, k, v) for k, v in snapshot(env).items()):
+        vars(env).clear()
+        vars(env).update({name: copy.copy(value) for name, value in before.items()})
+
+
+def snapshot(env: Any) -> dict[str, Any]:
+    """Its attributes now; lists, dictionaries, sets and arrays are copied."""
+
+    def keep(value: Any) -> Any:
+        mutable = isinstance(value, list | dict | set | np.ndarray)
+        return copy.copy(value) if mutable else value
+
+    caches = {
+        name
+        for name in getattr(env, "__dict__", {})
+        if isinstance(getattr(type(env), name, None), functools.cached_property)
+    }
+    fields = getattr(env, "__dict__", {}).items()
+    return {name: keep(value) for name, value in fields if name not in caches}
+
+
+def _differs(before: dict[str, Any], name: str, after: Any) -> bool:
+    if name not in before:
+        return True
+    old = before[name]
+    if type(old) is not type(after):
+        return True
+    if isinstance(old, np.ndarray):
+        return not np.array_equal(old, after)
+    if isinstance(old, dict):
+        old, after = [*old, *old.values()], [*after, *after.values()]
+    if isinstance(old, list):
+        pairs = zip(old, after, strict=False)
+        return len(old) != len(after) or any(a is not b for a, b in pairs)
+    return old != after if isinstance(old, set) else old is not after
+
+
+def _explain(error: Exception) -> str:
+    if "Legacy uint32 key" in str(error):
+        return (
+            "uses a raw uint32 key; keys are typed: split the key that is given, and "
+            "make new ones with jax.random.key, not jax.random.PRNGKey"
+        )
+    if isinstance(
+        error,
+        jax.errors.ConcretizationTypeError
+        | jax.errors.TracerArrayConversionError
+        | jax.errors.TracerIntegerConversionError
+        | jax.errors.NonConcreteBooleanIndexError,
+    ):
+        return (
+            f"cannot be jitted, {short(error)}; values are traced: use jnp.where or "
+            "jax.lax.cond in place of if, and jnp in place of np, float() and int()"
+        )
+    return f"raises {short(error)}"
+
+
+def short(error: Exception) -> str:
+    """The kind of an exception and its first line."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
