@@ -94,8 +94,8 @@ class Gymnax:
             key, state, action, self.params
         )
         reward = jnp.asarray(reward, jnp.float32)
-        result = StepResult(obs, reward, terminated, info=info)
-        return strong((new_state, result))
+        new_state, obs, terminated, info = strong((new_state, obs, terminated, info))
+        return new_state, StepResult(obs, reward, terminated, info=info)
 
 
 def make(name: str, **parameters: Any) -> Gymnax:

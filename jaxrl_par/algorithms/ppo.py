@@ -1,0 +1,335 @@
+"""Proximal policy optimisation (Schulman et al. 2017)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_par import (
+    checks,
+    collectives,
+    distributions,
+    losses,
+    minibatches,
+    normalize,
+    spaces,
+)
+from jaxrl_par.networks import base
+from jaxrl_par.networks.actor_critic import MLP
+from jaxrl_par.returns import discounted_returns, gae
+from jaxrl_par.types import Array, Axes, EnvSpec, Key, PyTree, Rollout, pytree, static
+
+
+@pytree
+class PPOState:
+    """What PPO learns and remembers."""
+
+    params: PyTree
+    opt_state: PyTree
+    learning_rate_scale: Array  # () float32, moved by `adaptive_kl`
+    obs_moments: PyTree  # a Moments for each leaf, or None
+    return_moments: normalize.Moments | None  # of discounted returns
+    running_return: Array | None  # [B] discounted return of the episode under way
+    spec: EnvSpec = static()
+
+
+@pytree
+class Batch:
+    """What the loss needs of each sample."""
+
+    obs: PyTree  # [N, ...] normalised
+    mask: Array | None  # [N, D] valid actions
+    sample: Array  # [N, ...]
+    log_prob: Array  # [N] of the acting policy
+    value: Array  # [N] of the acting critic
+    advantage: Array  # [N]
+    target: Array  # [N]
+
+
+@pytree
+class PPO:
+    """PPO with a clipped objective. Rates are leaves, sizes are static.
+
+    `network` is a factory or an (init, apply) pair (`networks.base`).
+    `policy_loss(log_ratio, advantage, clip_eps)` gives the loss of each sample.
+    `anneal` lowers the learning rate linearly to zero, a step an update. `value_clip`
+    bounds how far a value moves from the acting critic's (None: not at all).
+    `target_kl` skips the rest of an update's gradient steps once the approximate KL
+    exceeds it; `adaptive_kl` moves the learning rate to keep the KL near it.
+    `num_groups` is the number of strata of a minibatch, and the most devices that
+    can share the environments.
+    """
+
+    network: base.Factory | base.Network = static(MLP())
+    policy_loss: Callable[[Array, Array, Array], Array] = static(losses.ppo_clip)
+    rollout_length: int = static(128)
+    num_epochs: int = static(4)
+    num_minibatches: int = static(4)
+    num_groups: int = static(8)
+    learning_rate: float = 2.5e-4
+    anneal: bool = static(True)
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip_eps: float = 0.2
+    value_clip: float | None = None
+    value_coef: float = 0.5
+    entropy_coef: float = 0.01
+    max_grad_norm: float = 0.5
+    adam_eps: float = 1e-5
+    target_kl: float | None = None
+    adaptive_kl: float | None = None
+    normalize_advantage: bool = static(True)
+    normalize_obs: bool = static(False)
+    normalize_reward: bool = static(False)
+    squash: bool = static(False)
+    microbatch_size: int | None = static(None)
+
+    sharded = ("running_return",)
+
+    def validate(self, spec: EnvSpec, num_envs: int) -> None:
+        """Raise ValueError for sizes or spaces that PPO cannot train on."""
+        for name in ("rollout_length", "num_epochs", "num_minibatches", "num_groups"):
+            checks.positive_int(name, getattr(self, name))
+        checks.optional_positive_int("microbatch_size", self.microbatch_size)
+        for name in ("learning_rate", "max_grad_norm", "adam_eps"):
+            checks.positive(name, getattr(self, name))
+        for name in ("gamma", "gae_lambda"):
+            checks.between(name, getattr(self, name), 0.0, 1.0)
+        for name in ("clip_eps", "value_coef", "entropy_coef"):
+            checks.not_negative(name, getattr(self, name))
+        for name in ("value_clip", "target_kl", "adaptive_kl"):
+            if getattr(self, name) is not None:
+                checks.positive(name, getattr(self, name))
+        self._distribution(spec)
+        group_envs = num_envs // self.max_devices(num_envs)
+        minibatches.blocks_per_group(
+            self.rollout_length, group_envs, self.num_minibatches
+        )
+
+    def max_devices(self, num_envs: int) -> int:
+        """The number of strata: the number of devices must divide it."""
+        return minibatches.count_groups(num_envs, self.num_groups)
+
+    def init(self, key: Key, spec: EnvSpec, num_envs: int) -> PPOState:
+        """Parameters and statistics before the first step."""
+        params = base.build(self.network, spec).init(key)
+        _, obs = _split_mask(spaces.zeros(spec.obs_space))
+        return PPOState(
+            params=params,
+            opt_state=self._optimizer().init(params),
+            learning_rate_scale=jnp.float32(1.0),
+            obs_moments=normalize.zero_moments(obs) if self.normalize_obs else None,
+            return_moments=normalize.Moments.zero() if self.normalize_reward else None,
+            running_return=jnp.zeros(num_envs) if self.normalize_reward else None,
+            spec=spec,
+        )
+
+    def initial_carry(self, spec: EnvSpec, num_envs: int) -> tuple[()]:
+        """No memory."""
+        return ()
+
+    def noise(self, state: PPOState, key: Key, length: int) -> Array:
+        """Randomness for `length` actions of one environment, [T, ...]."""
+        return self._distribution(state.spec).noise(key, (length,))
+
+    def act(
+        self, state: PPOState, carry: tuple[()], obs: PyTree, noise: Any, greedy: bool
+    ) -> tuple[tuple[()], Array, dict[str, Array]]:
+        """Draw actions [B, ...], or take the likeliest if `greedy`."""
+        distribution = self._distribution(state.spec)
+        mask, obs = _split_mask(obs)
+        obs = self._normalize(state, obs)
+        outputs, value = self._forward(state.spec, state.params, obs, mask)
+        if greedy:
+            return carry, distribution.to_action(distribution.mode(outputs)), {}
+        sample = distribution.sample(outputs, noise)
+        log_prob = distribution.log_prob(outputs, sample)
+        extras = {"sample": sample, "log_prob": log_prob, "value": value}
+        return carry, distribution.to_action(sample), extras
+
+    def update(
+        self, state: PPOState, rollout: Rollout, key: Key, axes: Axes
+    ) -> tuple[PPOState, dict[str, Array]]:
+        """Learn from one rollout in epochs of shuffled minibatches."""
+        statistics = self._statistics(state, rollout, axes)
+        reward = rollout.reward
+        if self.normalize_reward:
+            reward = statistics["return_moments"].scale(reward)
+        value = rollout.extras["value"]
+        next_value = rollout.successor_values(value, lambda obs: self._value(state, obs))
+        advantage = gae(
+            reward,
+            value,
+            next_value,
+            rollout.terminated,
+            rollout.truncated,
+            self.gamma,
+            self.gae_lambda,
+        )
+        mask, obs = _split_mask(rollout.obs)
+        batch = Batch(
+            obs=self._normalize(state, obs),
+            mask=mask,
+            sample=rollout.extras["sample"],
+            log_prob=rollout.extras["log_prob"],
+            value=value,
+            advantage=advantage,
+            target=advantage + value,
+        )
+        state, metrics = self._learn(state, batch, rollout.progress, key, axes)
+        return dataclasses.replace(state, **statistics), metrics
+
+    def _statistics(
+        self, state: PPOState, rollout: Rollout, axes: Axes
+    ) -> dict[str, PyTree]:
+        """The normalisers after this rollout, as fields of the state."""
+        fields = {}
+        if self.normalize_obs:
+            _, obs = _split_mask(rollout.obs)
+            fields["obs_moments"] = normalize.merge(state.obs_moments, obs, axes)
+        if self.normalize_reward:
+            ended = rollout.terminated | rollout.truncated
+            running, returns = discounted_returns(
+                state.running_return, rollout.reward, ended, self.gamma
+            )
+            moments = state.return_moments.merge(returns.reshape(-1), axes)
+            fields |= {"return_moments": moments, "running_return": running}
+        return fields
+
+    def _learn(
+        self, state: PPOState, batch: Batch, progress: Array, key: Key, axes: Axes
+    ) -> tuple[PPOState, dict[str, Array]]:
+        """Epochs of gradient steps; metrics are means over the steps taken."""
+        schedule = (1.0 - progress) if self.anneal else 1.0
+
+        def gradient_step(
+            carry: tuple[PPOState, Array], minibatch: Batch
+        ) -> tuple[tuple[PPOState, Array], dict[str, Array]]:
+            state, going = carry
+            new, metrics = self._gradient_step(state, minibatch, schedule, axes)
+            if self.target_kl is None:
+                return (new, going), metrics
+            state = jax.tree.map(partial(jnp.where, going), new, state)
+            metrics = jax.tree.map(lambda x: jnp.where(going, x, 0.0), metrics)
+            going &= metrics["approx_kl"] <= self.target_kl
+            return (state, going), metrics
+
+        def epoch(
+            carry: tuple[PPOState, Array], key: Key
+        ) -> tuple[tuple[PPOState, Array], dict[str, Array]]:
+            shuffled = minibatches.shuffle(
+                key, batch, self.num_minibatches, self.num_groups, axes
+            )
+            if self.normalize_advantage:
+                shuffled = _standardize_advantages(shuffled, axes)
+            return jax.lax.scan(gradient_step, carry, shuffled)
+
+        start = (state, jnp.bool_(True))
+        (state, _), metrics = jax.lax.scan(
+            epoch, start, jax.random.split(key, self.num_epochs)
+        )
+        steps = metrics.pop("gradient_steps").sum()
+        metrics = {name: x.sum() / steps for name, x in metrics.items()}
+        if self.adaptive_kl is not None:
+            scale = _adapt(
+                state.learning_rate_scale, metrics["approx_kl"], self.adaptive_kl
+            )
+            state = dataclasses.replace(state, learning_rate_scale=scale)
+        return state, {**metrics, "gradient_steps": steps}
+
+    def _gradient_step(
+        self, state: PPOState, batch: Batch, schedule: Array | float, axes: Axes
+    ) -> tuple[PPOState, dict[str, Array]]:
+        grads, metrics = collectives.gradient(
+            partial(self._loss, state.spec),
+            state.params,
+            batch,
+            axes,
+            self.microbatch_size,
+        )
+        learning_rate = self.learning_rate * schedule * state.learning_rate_scale
+        updates, opt_state = self._optimizer().update(grads, state.opt_state)
+        params = jax.tree.map(
+            lambda p, u: p - learning_rate * u, state.params, updates
+        )
+        metrics |= {
+            "learning_rate": jnp.float32(learning_rate),
+            "grad_norm": optax.tree.norm(grads),
+            "gradient_steps": jnp.float32(1.0),
+        }
+        return dataclasses.replace(state, params=params, opt_state=opt_state), metrics
+
+    def _loss(
+        self, spec: EnvSpec, params: PyTree, batch: Batch
+    ) -> tuple[Array, dict[str, Array]]:
+        """Mean loss of a minibatch: policy + value_coef value - entropy_coef entropy."""
+        distribution = self._distribution(spec)
+        outputs, value = self._forward(spec, params, batch.obs, batch.mask)
+        log_ratio = distribution.log_prob(outputs, batch.sample) - batch.log_prob
+        policy = self.policy_loss(log_ratio, batch.advantage, self.clip_eps).mean()
+        critic = losses.value_loss(value, batch.value, batch.target, self.value_clip)
+        entropy = distribution.entropy(outputs).mean()
+        loss = policy + self.value_coef * critic.mean() - self.entropy_coef * entropy
+        return loss, {
+            "loss": loss,
+            "policy_loss": policy,
+            "value_loss": critic.mean(),
+            "entropy": entropy,
+            "approx_kl": losses.approx_kl(log_ratio).mean(),
+            "clip_fraction": (jnp.abs(jnp.expm1(log_ratio)) > self.clip_eps).mean(),
+        }
+
+    def _forward(
+        self, spec: EnvSpec, params: PyTree, obs: PyTree, mask: Array | None
+    ) -> tuple[Array, Array]:
+        outputs, value = base.build(self.network, spec).apply(params, obs)
+        if mask is not None:
+            outputs = distributions.mask_outputs(outputs, mask)
+        return outputs, value
+
+    def _value(self, state: PPOState, obs: PyTree) -> Array:
+        _, obs = _split_mask(obs)
+        return self._forward(state.spec, state.params, self._normalize(state, obs), None)[1]
+
+    def _normalize(self, state: PPOState, obs: PyTree) -> PyTree:
+        return normalize.normalize(state.obs_moments, obs) if self.normalize_obs else obs
+
+    def _distribution(self, spec: EnvSpec) -> distributions.Distribution:
+        return distributions.for_space(spec.action_space, self.squash)
+
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optax.chain(
+            optax.clip_by_global_norm(self.max_grad_norm),
+            optax.scale_by_adam(eps=self.adam_eps),
+        )
+
+
+def _standardize_advantages(batch: Batch, axes: Axes) -> Batch:
+    """Advantages [M, N] to mean 0 and deviation 1 within each minibatch."""
+    mean, var = collectives.moments(batch.advantage, 1, axes)
+    advantage = losses.standardize(batch.advantage, mean[:, None], var[:, None])
+    return dataclasses.replace(batch, advantage=advantage)
+
+
+def _adapt(scale: Array, kl: Array, target: Array | float) -> Array:
+    """Lower the rate where the KL is twice the target, raise it where half.
+
+    Steps of 1.5, within a hundredth and a hundredfold of the base rate (rsl_rl).
+    """
+    scale = jnp.where(kl > 2 * target, scale / 1.5, scale)
+    scale = jnp.where(kl < target / 2, scale * 1.5, scale)
+    return jnp.clip(scale, 0.01, 100.0)
+
+
+def _split_mask(obs: PyTree) -> tuple[Array | None, PyTree]:
+    """The action mask of an observation, or None, and the rest."""
+    if not isinstance(obs, dict) or spaces.ACTION_MASK not in obs:
+        return None, obs
+    rest = {name: x for name, x in obs.items() if name != spaces.ACTION_MASK}
+    return obs[spaces.ACTION_MASK], next(iter(rest.values())) if len(rest) == 1 else rest

@@ -1,0 +1,72 @@
+"""Checks of arguments: each error names the argument, its value and the rule.
+
+Rates may be arrays (a batch of settings) or traced; these are checked elementwise,
+or not at all.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def positive_int(name: str, value: Any) -> None:
+    """A whole number of at least 1 (a bool is none)."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < 1:
+        raise ValueError(f"{name} {value!r} must be a whole number of at least 1")
+
+
+def optional_positive_int(name: str, value: Any) -> None:
+    """None, or a whole number of at least 1."""
+    if value is not None:
+        positive_int(name, value)
+
+
+def positive(name: str, value: Any) -> None:
+    """A finite number above 0."""
+    _check(name, value, "a finite number above 0", lambda x: x > 0)
+
+
+def not_negative(name: str, value: Any) -> None:
+    """A finite number of at least 0."""
+    _check(name, value, "a finite number of at least 0", lambda x: x >= 0)
+
+
+def between(name: str, value: Any, low: float, high: float) -> None:
+    """A number in [low, high]."""
+    _check(name, value, f"in [{low}, {high}]", lambda x: (x >= low) & (x <= high))
+
+
+def _check(name: str, value: Any, rule: str, test: Any) -> None:
+    if isinstance(value, jax.core.Tracer):
+        return
+    array = np.asarray(value)
+    numeric = np.issubdtype(array.dtype, np.number)
+    if not numeric or not (np.isfinite(array) & test(array)).all():
+        raise ValueError(f"{name} {value!r} must be {rule}")
+
+
+def known(kind: str, name: str, names: Iterable[str]) -> None:
+    """Raise ValueError, with the nearest known names, if `name` is not known."""
+    names = list(names)
+    if name not in names:
+        near = difflib.get_close_matches(name, names, cutoff=0.4) or names
+        raise ValueError(f"no {kind} {name!r}; nearest: {', '.join(near)}")
+
+
+def environment(name: str, value: Any) -> None:
+    """Something with `spec`, `reset` and `step`."""
+    if isinstance(value, str):
+        raise ValueError(
+            f"{name} {value!r} must be an environment: use jaxrl_par.make({value!r})"
+        )
+    for member in ("spec", "reset", "step"):
+        if not hasattr(value, member):
+            raise ValueError(
+                f"{name} {value!r} must have `{member}` (see jaxrl_par.check_env)"
+            )

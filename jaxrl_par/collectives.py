@@ -1,0 +1,107 @@
+"""Reductions over a tuple of mesh axes; over an empty tuple they do nothing.
+
+The only code that reduces over devices. `gradient` is the only place where
+gradients are: parameters are first marked as varying over the axes, so that the
+derivative stays local and the mean is taken once. Differentiating and then taking
+`pmean` of replicated parameters is right or N times too large, depending on the
+`check_vma` mode of the enclosing `shard_map`; this form is right under both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from jaxrl_par.types import Array, Axes, PyTree
+
+# Activations of so many samples of a small network stay in a core's cache: 1.5
+# times faster than a whole minibatch of 65,536 (experiments/bench/README.md).
+CPU_MICROBATCH = 2048
+
+
+def index(axes: Axes) -> Array | int:
+    """This device's number along the axes, row-major; 0 without axes."""
+    return jax.lax.axis_index(axes) if axes else 0
+
+
+def size(axes: Axes) -> int:
+    """Number of devices along the axes; 1 without axes."""
+    return jax.lax.axis_size(axes) if axes else 1
+
+
+def mean(tree: PyTree, axes: Axes) -> PyTree:
+    """Mean over the axes of every leaf."""
+    return jax.lax.pmean(tree, axes) if axes else tree
+
+
+def total(tree: PyTree, axes: Axes) -> PyTree:
+    """Sum over the axes of every leaf."""
+    return jax.lax.psum(tree, axes) if axes else tree
+
+
+def moments(x: Array, axis: int | tuple[int, ...], axes: Axes) -> tuple[Array, Array]:
+    """Mean and population variance over array axes and mesh axes together.
+
+    Two passes, so that a large mean does not cancel the variance.
+    """
+    centre = mean(jnp.mean(x, axis), axes)
+    spread = jnp.square(x - jnp.expand_dims(centre, axis))
+    return centre, mean(jnp.mean(spread, axis), axes)
+
+
+def gradient(
+    loss: Callable[[PyTree, PyTree], tuple[Array, Any]],
+    params: PyTree,
+    batch: PyTree,
+    axes: Axes,
+    microbatch_size: int | None = None,
+) -> tuple[PyTree, Any]:
+    """Gradient of a mean loss over the samples of all devices: (gradient, aux).
+
+    `loss(params, batch)` is a mean over the leading axis of `batch`, and so is
+    each scalar of its aux. The batch is taken in the fewest equal parts of at most
+    `microbatch_size` samples, one after another, whose results are averaged: the
+    same mean in less memory. By default it is taken whole on an accelerator, and
+    on a CPU in parts of `CPU_MICROBATCH`.
+    """
+    if axes:
+        params = jax.lax.pcast(params, axes, to="varying")
+    derive = jax.grad(loss, has_aux=True)
+    if microbatch_size is not None:
+        result = _accumulate(derive, params, batch, microbatch_size)
+    else:
+        result = jax.lax.platform_dependent(
+            params,
+            batch,
+            cpu=lambda p, b: _accumulate(derive, p, b, CPU_MICROBATCH),
+            default=derive,
+        )
+    if not axes:
+        return result
+    # One flat vector, one reduction: a collective costs more than its bytes.
+    flat, unravel = ravel_pytree(result)
+    return unravel(jax.lax.pmean(flat, axes))
+
+
+def _accumulate(
+    derive: Callable[[PyTree, PyTree], PyTree], params: PyTree, batch: PyTree, most: int
+) -> PyTree:
+    """Mean of `derive` over the fewest equal parts of at most `most` samples."""
+    samples = jax.tree.leaves(batch)[0].shape[0]
+    fewest = -(-samples // most)
+    parts = next(n for n in range(fewest, samples + 1) if samples % n == 0)
+    if parts == 1:
+        return derive(params, batch)
+    split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
+    shapes = jax.eval_shape(derive, params, jax.tree.map(lambda x: x[0], split))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def add(sums: PyTree, part: PyTree) -> tuple[PyTree, None]:
+        return jax.tree.map(jnp.add, sums, derive(params, part)), None
+
+    sums, _ = jax.lax.scan(add, zeros, split)
+    return jax.tree.map(lambda x: x / parts, sums)

@@ -1,0 +1,185 @@
+"""The one batching wrapper: vmap, time limit, auto-reset, episode statistics.
+
+Randomness is drawn in bulk before a rollout (`prepare`) from each environment's own
+key, so that nothing depends on how environments are laid over devices.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_par.envs.wrappers import Instances
+from jaxrl_par.types import (
+    Array,
+    Environment,
+    EnvSpec,
+    Key,
+    PyTree,
+    StepResult,
+    TimeStep,
+    pytree,
+    static,
+    strong,
+)
+
+ResetMode = Literal["pool", "exact"]
+
+
+@pytree
+class EnvState:
+    """States of B environments under way."""
+
+    inner: PyTree  # [B, ...]
+    elapsed: Array  # [B] int32, steps since the episode began
+    episodes: Array  # [B] int32, episodes ended since `prepare`
+
+
+@pytree
+class Draws:
+    """Randomness for T steps, drawn before them."""
+
+    step_keys: Key  # [T, B]
+    reset_keys: Key  # [T, B], or [0, B] with a pool
+    pool: tuple[PyTree, PyTree]  # [P, B, ...] start states and observations
+
+
+@pytree
+class BatchedEnv:
+    """B copies of `env` stepped together, each reset when its episode ends.
+
+    `reset` is "exact" (a new start state is computed at every step, and used where
+    an episode ended) or "pool": each environment gets `pool_size` independent start
+    states a rollout and uses them in order, again from the first once all are used.
+    Each start state has the distribution of `env.reset` either way.
+    """
+
+    env: Environment | Instances
+    reset: ResetMode = static("pool")
+    pool_size: int = static(8)
+
+    def __post_init__(self) -> None:
+        if self.reset not in ("pool", "exact"):
+            raise ValueError(f"reset {self.reset!r} must be 'pool' or 'exact'")
+        if self.pool_size < 1:
+            raise ValueError(f"pool_size {self.pool_size} must be at least 1")
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.env.spec
+
+    def init(self, keys: Key) -> tuple[EnvState, TimeStep]:
+        """Start B episodes from keys [B]."""
+        inner, obs = strong(self._reset(keys))
+        zeros = jnp.zeros(keys.shape, jnp.int32)
+        off = jnp.zeros(keys.shape, bool)
+        timestep = TimeStep(
+            obs=obs,
+            # Not the same buffers: the state is donated, and none may be twice.
+            next_obs=jax.tree.map(jnp.copy, obs),
+            reward=jnp.zeros(keys.shape, jnp.float32),
+            terminated=off,
+            truncated=off,
+            first=~off,
+        )
+        return EnvState(inner, zeros, zeros), timestep
+
+    def prepare(self, keys: Key, length: int) -> Draws:
+        """Draw the randomness of `length` steps from keys [B], one an environment."""
+        step_keys, reset_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
+        split = jax.vmap(jax.random.split, in_axes=(0, None), out_axes=1)
+        if self.reset == "exact":
+            return Draws(split(step_keys, length), split(reset_keys, length), ())
+        pool_keys = split(reset_keys, min(self.pool_size, length))
+        pool = strong(jax.vmap(self._reset)(pool_keys))
+        return Draws(split(step_keys, length), (), pool)
+
+    def step(
+        self, state: EnvState, action: PyTree, draws: Draws
+    ) -> tuple[EnvState, TimeStep]:
+        """Step B environments; `draws` holds this step's keys, and the pool.
+
+        The reward, flags and `next_obs` are of the step taken; `obs` is what to act
+        on next, the first of a new episode wherever one ended.
+        """
+        inner, result = self._step(draws.step_keys, state.inner, action)
+        elapsed = state.elapsed + 1
+        terminated = jnp.asarray(result.terminated, bool)
+        cut = jnp.asarray(result.truncated, bool)
+        if self.spec.max_steps is not None:
+            cut = cut | (elapsed >= self.spec.max_steps)
+        truncated = jnp.broadcast_to(cut, terminated.shape) & ~terminated
+        ended = terminated | truncated
+        fresh_inner, fresh_obs = self._fresh(state, draws)
+        timestep = TimeStep(
+            obs=where(ended, fresh_obs, result.obs),
+            next_obs=result.obs,
+            reward=result.reward.astype(jnp.float32),
+            terminated=terminated,
+            truncated=truncated,
+            first=ended,
+        )
+        return EnvState(
+            inner=where(ended, fresh_inner, inner),
+            elapsed=jnp.where(ended, 0, elapsed),
+            episodes=state.episodes + ended,
+        ), timestep
+
+    def max_cuts(self, length: int) -> int:
+        """Most truncations that one environment can have in `length` steps.
+
+        Few when only the time limit truncates; every step when the environment
+        may truncate on its own.
+        """
+        if self._truncates_itself():
+            return length
+        limit = self.spec.max_steps
+        return 0 if limit is None else min(length, -(-length // limit))
+
+    def _truncates_itself(self) -> bool:
+        flags = []
+
+        def probe(key: Key) -> None:
+            state, _ = self.env.reset(key)
+            action = self.spec.action_space.sample(key)
+            _, result = self.env.step(key, state, action)
+            flags.append(result.truncated is not False)
+
+        single = jax.eval_shape(lambda: jax.random.key(0))
+        if isinstance(self.env, Instances):
+            first = jax.tree.map(lambda leaf: leaf[0], self.env.env)
+            return BatchedEnv(first)._truncates_itself()
+        jax.eval_shape(probe, single)
+        return flags[-1]
+
+    def _reset(self, keys: Key) -> tuple[PyTree, PyTree]:
+        if isinstance(self.env, Instances):
+            return jax.vmap(lambda env, key: env.reset(key))(self.env.env, keys)
+        return jax.vmap(self.env.reset)(keys)
+
+    def _step(
+        self, keys: Key, state: PyTree, action: PyTree
+    ) -> tuple[PyTree, StepResult]:
+        if isinstance(self.env, Instances):
+            return jax.vmap(lambda env, *args: env.step(*args))(
+                self.env.env, keys, state, action
+            )
+        return jax.vmap(self.env.step)(keys, state, action)
+
+    def _fresh(self, state: EnvState, draws: Draws) -> tuple[PyTree, PyTree]:
+        if self.reset == "exact":
+            return strong(self._reset(draws.reset_keys))
+        size = jax.tree.leaves(draws.pool)[0].shape[0]
+        slot, env = state.episodes % size, jnp.arange(state.episodes.shape[0])
+        return jax.tree.map(lambda start: start[slot, env], draws.pool)
+
+
+def where(mask: Array, new: PyTree, old: PyTree) -> PyTree:
+    """Per environment: `new` where `mask` [B] is set, else `old` ([B, ...])."""
+
+    def choose(x: Array, y: Array) -> Array:
+        return jnp.where(mask.reshape(mask.shape + (1,) * (y.ndim - 1)), x, y)
+
+    return jax.tree.map(choose, new, old)

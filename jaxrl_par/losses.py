@@ -1,0 +1,45 @@
+"""Losses, per sample and as means. Arrays are [N]."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from jaxrl_par.types import Array
+
+
+def ppo_clip(log_ratio: Array, advantage: Array, clip_eps: Array | float) -> Array:
+    """The clipped surrogate, to be minimised, [N]: -min(r A, clip(r, 1 +- eps) A).
+
+    `log_ratio` is log pi(a|s) - log pi_old(a|s). Schulman et al. 2017, eq. 7.
+    """
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1 - clip_eps, 1 + clip_eps)
+    return -jnp.minimum(ratio * advantage, clipped * advantage)
+
+
+def value_loss(
+    value: Array, old_value: Array, target: Array, clip: Array | float | None
+) -> Array:
+    """Half squared error, [N]; with `clip`, the worse of it and the clipped value's.
+
+    0.5 max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2): the value may move
+    at most c from what it was when the data were collected.
+    """
+    error = jnp.square(value - target)
+    if clip is not None:
+        near = old_value + jnp.clip(value - old_value, -clip, clip)
+        error = jnp.maximum(error, jnp.square(near - target))
+    return 0.5 * error
+
+
+def approx_kl(log_ratio: Array) -> Array:
+    """Estimate of KL(old || new) from samples of old, [N]: (r - 1) - log r >= 0.
+
+    Schulman 2020, "Approximating KL divergence", k3.
+    """
+    return jnp.expm1(log_ratio) - log_ratio
+
+
+def standardize(x: Array, mean: Array, var: Array) -> Array:
+    """(x - mean) / std with the population deviation; zeros where x is constant."""
+    return (x - mean) / (jnp.sqrt(var) + 1e-8)

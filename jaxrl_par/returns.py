@@ -1,0 +1,71 @@
+"""Returns and advantages. Arrays are time-major, [T] or [T, ...].
+
+`x_t` is at step t, `x_tp1` at its true successor. Sums stop at either end of an
+episode; the value of the successor counts unless the step terminated.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_par.types import Array
+
+
+def gae(
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    truncated: Array,
+    gamma: Array | float,
+    lambda_: Array | float,
+) -> Array:
+    """Generalised advantage estimation.
+
+    Args:
+      reward: [T, ...] r_t, of the action at step t.
+      value: [T, ...] V(s_t).
+      next_value: [T, ...] V(s_tp1) of the true successor, also at episode ends.
+      terminated: [T, ...] the action at t ended the task.
+      truncated: [T, ...] the episode was cut after t.
+      gamma: discount factor.
+      lambda_: the lambda of the TD(lambda) mixture.
+
+    Returns:
+      Advantages [T, ...] float32; value targets are `advantages + value`.
+
+    Schulman et al. 2016, eq. 16, with the sum cut at episode ends.
+    """
+    goes_on = 1.0 - terminated.astype(jnp.float32)
+    delta = reward + gamma * goes_on * next_value - value
+    decay = gamma * lambda_ * jnp.where(terminated | truncated, 0.0, 1.0)
+
+    def backwards(advantage: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta_t, decay_t = step
+        advantage = delta_t + decay_t * advantage
+        return advantage, advantage
+
+    start = jnp.zeros_like(delta[0])
+    return jax.lax.scan(backwards, start, (delta, decay), reverse=True, unroll=8)[1]
+
+
+def discounted_returns(
+    start: Array, reward: Array, ended: Array, gamma: Array | float
+) -> tuple[Array, Array]:
+    """Forward discounted sums, g_t = r_t + gamma * g_tm1, from 0 after an end.
+
+    Args:
+      start: [...] the sum before the first step (0 where an episode begins).
+      reward, ended: [T, ...]; `ended` covers both kinds of end.
+
+    Returns:
+      (carry [...] for the next rollout, sums [T, ...]).
+    """
+
+    def forwards(total: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward_t, ended_t = step
+        total = reward_t + gamma * total
+        return jnp.where(ended_t, 0.0, total), total
+
+    return jax.lax.scan(forwards, start, (reward, ended))

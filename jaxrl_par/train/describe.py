@@ -1,0 +1,73 @@
+"""Algorithms, networks and environments as JSON and back.
+
+Only what this package defines is rebuilt, from its class's path and its fields;
+nothing in a file is executed. What a user wrote is named, and must be passed again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_par.envs.adapters.gymnax import Gymnax
+from jaxrl_par.envs.registry import make
+
+_PACKAGE = __name__.split(".")[0]
+
+
+def describe(value: Any) -> Any:
+    """A JSON value for a dataclass of fields, a function, a tuple or a number."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case tuple() | list():
+            return [describe(item) for item in value]
+        case np.ndarray() | jax.Array() | np.generic():
+            return np.asarray(value).tolist()
+        case Gymnax():
+            leaves = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(value)]
+            return {"make": value.spec.name, "leaves": leaves}
+    if inspect.isfunction(value) or inspect.isclass(value):
+        return {"path": f"{value.__module__}:{value.__qualname__}"}
+    path = f"{type(value).__module__}:{type(value).__qualname__}"
+    if dataclasses.is_dataclass(value):
+        fields = [f.name for f in dataclasses.fields(value) if f.init]
+        parts = {name: describe(getattr(value, name)) for name in fields}
+        return {"type": path, "fields": parts}
+    return {"type": path}
+
+
+def rebuild(data: Any, what: str) -> Any:
+    """The inverse of `describe`. Raises ValueError for what is not this package's."""
+    if isinstance(data, list):
+        return tuple(rebuild(item, what) for item in data)
+    if not isinstance(data, dict):
+        return data
+    if "make" in data:
+        env = make(data["make"])
+        leaves, structure = jax.tree.flatten(env)
+        values = [
+            np.asarray(value, np.asarray(leaf).dtype)
+            for value, leaf in zip(data["leaves"], leaves, strict=True)
+        ]
+        return jax.tree.unflatten(structure, values)
+    found = _find(data.get("path") or data["type"], what)
+    if "path" in data:
+        return found
+    return found(**{k: rebuild(v, f"{what}.{k}") for k, v in data["fields"].items()})
+
+
+def _find(path: str, what: str) -> Any:
+    module, _, name = path.partition(":")
+    if module.split(".")[0] == _PACKAGE and name.isidentifier():
+        found = getattr(importlib.import_module(module), name, None)
+        if inspect.isfunction(found) or dataclasses.is_dataclass(found):
+            return found
+    raise ValueError(
+        f"{what} {path} is not part of {_PACKAGE}: pass the object itself to `load`"
+    )

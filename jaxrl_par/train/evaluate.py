@@ -1,0 +1,128 @@
+"""Evaluation: greedy episodes on keys and environments of their own.
+
+Nothing of the training state changes. Every environment plays the same number of
+episodes, so short ones are not counted more often; rewards are the environment's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_par.envs.batched import BatchedEnv, Draws
+from jaxrl_par.envs.wrappers import Instances
+from jaxrl_par.types import Algorithm, Array, Key, PyTree
+
+# Environments that play at once, and steps of an episode where there is no limit.
+MAX_ENVS = 128
+MAX_STEPS = 10_000
+
+
+class Evaluation(NamedTuple):
+    """Results of an evaluation; arrays [episodes], in order of environment."""
+
+    returns: np.ndarray  # float32
+    lengths: np.ndarray  # int32
+    unfinished: int  # episodes cut off for want of a time limit, not counted above
+
+    @property
+    def mean_return(self) -> float:
+        return float(self.returns.mean()) if self.returns.size else float("nan")
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+    """Plays `episodes` greedy episodes. One compile, however often it is called."""
+
+    episodes: int = 100
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise ValueError(f"eval_episodes {self.episodes} must be at least 1")
+
+    @property
+    def num_envs(self) -> int:
+        """The most environments, at most MAX_ENVS, with an equal quota of episodes."""
+        most = min(self.episodes, MAX_ENVS)
+        return next(n for n in range(most, 0, -1) if self.episodes % n == 0)
+
+    def __call__(
+        self, algorithm: Algorithm, env: BatchedEnv, state: PyTree, key: Key
+    ) -> Evaluation:
+        """Evaluate an algorithm's state; the same key gives the same result."""
+        quota = self.episodes // self.num_envs
+        played = _play(algorithm, env, state, key, self.num_envs, quota)
+        returns, lengths, counts = jax.device_get(played)
+        finished = np.arange(quota)[:, None] < counts
+        return Evaluation(
+            returns=returns.T[finished.T],
+            lengths=lengths.T[finished.T],
+            unfinished=int((~finished).sum()),
+        )
+
+
+@partial(jax.jit, static_argnames=("num_envs", "quota"))
+def _play(
+    algorithm: Algorithm,
+    env: BatchedEnv,
+    state: PyTree,
+    key: Key,
+    num_envs: int,
+    quota: int,
+) -> tuple[Array, Array, Array]:
+    """Returns [quota, E], lengths [quota, E] and finished episodes [E]."""
+    env = _for_evaluation(env, num_envs, quota)
+    start_key, pool_key, step_key = jax.random.split(key, 3)
+    env_state, timestep = env.init(jax.random.split(start_key, num_envs))
+    pool = env.prepare(jax.random.split(pool_key, num_envs), quota).pool
+    limit = (env.spec.max_steps or MAX_STEPS) * quota
+    slots = jnp.arange(quota)[:, None]
+
+    def step(carry: tuple) -> tuple:
+        t, env_state, obs, memory, first, returns, lengths = carry
+        memory, action, _ = algorithm.act(state, memory, obs, None, greedy=True)
+        keys = jax.random.split(jax.random.fold_in(step_key, t), num_envs)
+        current = slots == env_state.episodes  # [quota, E]; none once all are played
+        env_state, new = env.step(env_state, action, Draws(keys, (), pool))
+        returns = returns + jnp.where(current, new.reward, 0.0)
+        return (
+            t + 1,
+            env_state,
+            new.obs,
+            memory,
+            new.first,
+            returns,
+            lengths + current,
+        )
+
+    start = (
+        jnp.int32(0),
+        env_state,
+        timestep.obs,
+        algorithm.initial_carry(env.spec, num_envs),
+        timestep.first,
+        jnp.zeros((quota, num_envs)),
+        jnp.zeros((quota, num_envs), jnp.int32),
+    )
+    end = jax.lax.while_loop(
+        lambda c: (c[0] < limit) & (c[1].episodes < quota).any(), step, start
+    )
+    _, env_state, _, _, _, returns, lengths = end
+    return returns, lengths, jnp.minimum(env_state.episodes, quota)
+
+
+def _for_evaluation(env: BatchedEnv, num_envs: int, quota: int) -> BatchedEnv:
+    """A pool with one start an episode; of several physics, the first ones in turn."""
+    inner = env.env
+    if isinstance(inner, Instances):
+        inner = Instances(
+            jax.tree.map(
+                lambda leaf: leaf[jnp.arange(num_envs) % leaf.shape[0]], inner.env
+            )
+        )
+    return BatchedEnv(inner, reset="pool", pool_size=quota)

@@ -1,0 +1,252 @@
+"""How a run lies over devices. The only code that knows them.
+
+Environments, and what belongs to each of them, are split over the mesh axis `data`;
+everything else is equal on all devices. What is drawn and what is averaged does not
+depend on the number of devices, so neither does the learning curve (up to the
+rounding of sums).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxrl_par.envs.batched import BatchedEnv
+from jaxrl_par.envs.wrappers import Instances
+from jaxrl_par.train import step
+from jaxrl_par.types import Algorithm, Array, Axes, Key, PyTree, TrainState
+
+PLATFORMS = ("auto", "cpu", "gpu", "tpu")
+_AXIS = "data"
+# On a CPU a second device costs more than it brings below this many samples each.
+_CPU_SAMPLES_PER_DEVICE = 2048
+_EXTRA = {"gpu": "cuda12 (or cuda13)", "tpu": "tpu"}
+
+
+class DeviceError(ValueError):
+    """The device that was asked for is not there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The mesh of a run: `data` devices of one platform (None: as many as pay)."""
+
+    data: int | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.device not in PLATFORMS:
+            raise ValueError(
+                f"device {self.device!r} must be one of {', '.join(PLATFORMS)}"
+            )
+        if self.data is not None and self.data < 1:
+            raise ValueError(f"data {self.data} must be at least 1")
+
+    def settle(self, algorithm: Algorithm, num_envs: int) -> Layout:
+        """The devices to use. Raises ValueError for sizes that do not divide."""
+        devices = find_devices(self.device)
+        most = algorithm.max_devices(num_envs)
+        fitting = [n for n in range(1, len(devices) + 1) if most % n == 0]
+        if self.data is None:
+            samples = num_envs * algorithm.rollout_length
+            if devices[0].platform == "cpu":
+                fitting = [
+                    n for n in fitting if samples >= n * _CPU_SAMPLES_PER_DEVICE
+                ] or [1]
+            return Layout(tuple(devices[: fitting[-1]]))
+        if self.data > len(devices):
+            raise ValueError(
+                f"data {self.data} must be at most the number of "
+                f"{devices[0].platform} devices, {len(devices)}"
+            )
+        if most % self.data:
+            raise ValueError(
+                f"data {self.data} must divide {most}, the most devices that "
+                f"num_envs {num_envs} can be split over; nearest: "
+                f"{nearest(self.data, [n for n in range(1, most + 1) if most % n == 0])}"
+            )
+        return Layout(tuple(devices[: self.data]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A settled plan: the devices in order."""
+
+    devices: tuple[jax.Device, ...]
+
+    @property
+    def axes(self) -> Axes:
+        return (_AXIS,) if len(self.devices) > 1 else ()
+
+    @property
+    def mesh(self) -> Mesh:
+        return jax.make_mesh(
+            (len(self.devices),),
+            (_AXIS,),
+            axis_types=(AxisType.Auto,),
+            devices=self.devices,
+        )
+
+    def describe(self) -> str:
+        """For example "2 x cpu" or "NVIDIA H200"."""
+        kind = self.devices[0].device_kind
+        return kind if len(self.devices) == 1 else f"{len(self.devices)} x {kind}"
+
+    def specs(self, state: TrainState, sharded: tuple[str, ...]) -> TrainState:
+        """The partition of each leaf of a training state."""
+        fields = {f.name: P(_AXIS) for f in dataclasses.fields(TrainState)}
+        specs = TrainState(**fields | {"key": P(), "update": P(), "algorithm": P()})
+        learned = jax.tree_util.tree_map_with_path(
+            lambda path, _: P(_AXIS) if path[0].name in sharded else P(),
+            state.algorithm,
+        )
+        specs = jax.tree.map(
+            lambda spec, part: jax.tree.map(lambda _: spec, part),
+            dataclasses.replace(specs, algorithm=None),
+            dataclasses.replace(state, algorithm=None),
+            is_leaf=lambda x: isinstance(x, P),
+        )
+        return dataclasses.replace(specs, algorithm=learned)
+
+    def program(
+        self, algorithm: Algorithm, env: BatchedEnv, num_envs: int, rows: int
+    ) -> Program:
+        """Compile nothing yet: the two functions of a run over these devices."""
+        axes, mesh = self.axes, self.mesh
+
+        def init(key: Key, algorithm: Algorithm, env: BatchedEnv) -> TrainState:
+            return step.init_state(algorithm, env, num_envs, key)
+
+        def chunk(
+            state: TrainState,
+            algorithm: Algorithm,
+            env: BatchedEnv,
+            total_updates: Array,
+            updates: Array,
+        ) -> tuple[TrainState, dict[str, Array]]:
+            return step.chunk(
+                algorithm, env, state, total_updates, updates, rows, axes
+            )
+
+        shapes = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0), algorithm, env)
+        specs = self.specs(shapes, algorithm.sharded)
+        shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+        replicated = NamedSharding(mesh, P())
+        if axes:
+            env_specs = jax.tree.map(lambda _: P(), env)
+            if isinstance(env.env, Instances):
+                env_specs = jax.tree.map(lambda _: P(_AXIS), env)
+            chunk = jax.shard_map(
+                chunk,
+                mesh=mesh,
+                in_specs=(specs, P(), env_specs, P(), P()),
+                out_specs=(specs, P()),
+                # User code may start a loop from a constant, which the check forbids.
+                check_vma=False,
+            )
+        return Program(
+            init=jax.jit(init, out_shardings=shardings),
+            chunk=jax.jit(
+                chunk, donate_argnums=0, out_shardings=(shardings, replicated)
+            ),
+            shardings=shardings,
+            replicated=replicated,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A run's functions, laid over devices.
+
+    `init(key, algorithm, env) -> state`; `chunk(state, algorithm, env,
+    total_updates, updates) -> (state, metrics [rows])`, which uses `state` up.
+    """
+
+    init: Callable[..., TrainState]
+    chunk: Callable[..., tuple[TrainState, dict[str, Array]]]
+    shardings: TrainState
+    replicated: NamedSharding
+
+    def place(self, tree: PyTree) -> PyTree:
+        """Copy a tree of host values to every device."""
+        return jax.device_put(jax.tree.map(jnp.asarray, tree), self.replicated)
+
+
+def local(tree: PyTree) -> PyTree:
+    """This host's first part of every leaf, as arrays of one device.
+
+    All of a replicated leaf; of a split one the first device's share.
+    """
+
+    def first(leaf: Any) -> Any:
+        return leaf.addressable_shards[0].data if isinstance(leaf, jax.Array) else leaf
+
+    return jax.tree.map(first, tree)
+
+
+def find_devices(platform: str) -> list[jax.Device]:
+    """This process's devices of a platform; raises DeviceError if there is none."""
+    if platform == "auto":
+        return jax.local_devices()
+    try:
+        return jax.local_devices(backend=platform)
+    except RuntimeError as error:
+        found = ", ".join(sorted({d.platform for d in jax.devices()}))
+        extra = _EXTRA.get(platform, "cpu")
+        raise DeviceError(
+            f"device {platform!r}: jax {jax.__version__} found no {platform} backend, "
+            f"only {found}{_driver_note()}. Install the extra {extra}: "
+            f"pip install 'jaxrl_par[{extra.split()[0]}]'. jax says: {error}"
+        ) from None
+
+
+def use_cpu_cores(count: int | None = None) -> None:
+    """Make each CPU core a device (at most 8), so that a run can use them all.
+
+    Must run before jax first computes anything; afterwards it changes nothing. A
+    count that the user has set through XLA_FLAGS or jax's own setting is kept.
+    """
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    if jax.config.jax_num_cpu_devices != -1:
+        return
+    cores = count or len(os.sched_getaffinity(0))
+    try:
+        jax.config.update("jax_num_cpu_devices", min(cores, 8))
+    except RuntimeError:  # the backend has started
+        return
+
+
+def enable_compilation_cache() -> None:
+    """Keep compiled programs on disk, unless the user has chosen a place.
+
+    Under $XDG_CACHE_HOME or ~/.cache; JAX_ENABLE_COMPILATION_CACHE=0 turns it off.
+    """
+    if jax.config.jax_compilation_cache_dir is not None:
+        return
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    jax.config.update("jax_compilation_cache_dir", str(Path(base) / "jaxrl_par" / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def nearest(value: int, choices: list[int]) -> list[int]:
+    """The choices around a value: the largest below and the smallest above."""
+    below = [n for n in choices if n <= value][-1:]
+    return below + [n for n in choices if n > value][:1]
+
+
+def _driver_note() -> str:
+    """The NVIDIA driver's version, if one is loaded."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return ""
+    return f"; the NVIDIA driver says {text.splitlines()[0].strip()!r}"

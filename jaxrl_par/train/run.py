@@ -1,0 +1,171 @@
+"""What a run leaves: the policy, the state, the metrics; and its directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_par import spaces
+from jaxrl_par.envs.batched import BatchedEnv
+from jaxrl_par.envs.wrappers import Instances
+from jaxrl_par.train import checkpoint, step
+from jaxrl_par.train.describe import describe, rebuild
+from jaxrl_par.train.evaluate import Evaluation, Evaluator
+from jaxrl_par.train.plan import local
+from jaxrl_par.types import Algorithm, Environment, PyTree, TrainState
+
+FORMAT = 1
+_STATE = Path("checkpoints") / "last.npz"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A finished run, or one loaded from its directory."""
+
+    algorithm: Algorithm
+    env: Environment | Instances
+    config: dict[str, Any]  # of TrainConfig, and what was used: devices, versions
+    state: TrainState
+    metrics: dict[str, np.ndarray]  # [updates]
+    evaluations: tuple[tuple[int, Evaluation], ...] = ()  # (env_steps, result)
+    env_steps: int = 0
+    seconds: float = 0.0  # of training
+    compile_seconds: float = 0.0
+
+    @property
+    def params(self) -> PyTree:
+        """What was learned."""
+        return self.state.algorithm.params
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The last evaluation."""
+        return self.evaluations[-1][1] if self.evaluations else None
+
+    def policy(self, obs: PyTree) -> jax.Array:
+        """The greedy action(s) for one observation or a batch [N, ...].
+
+        In the environment's units. For a policy without memory.
+        """
+        space = self.env.spec.obs_space
+        single = _ndim(space) == np.ndim(jax.tree.leaves(obs)[0])
+        dtypes = jax.tree.map(lambda x: x.dtype, spaces.zeros(space))
+        obs = jax.tree.map(jnp.asarray, obs, dtypes)
+        if single:
+            obs = jax.tree.map(lambda x: x[None], obs)
+        action = _greedy(self.algorithm, local(self.state.algorithm), obs)
+        return jax.tree.map(lambda x: x[0], action) if single else action
+
+    def evaluate(self, episodes: int = 100, seed: int = 0) -> Evaluation:
+        """Play greedy episodes; the same seed gives the same result."""
+        env = BatchedEnv(self.env)
+        state = local(self.state.algorithm)
+        return Evaluator(episodes)(self.algorithm, env, state, jax.random.key(seed))
+
+    def save(self, directory: str | Path) -> None:
+        """Write the state and what is needed to load it (see `load`)."""
+        directory = Path(directory)
+        (directory / _STATE).parent.mkdir(parents=True, exist_ok=True)
+        write_json(directory / "config.json", self.description())
+        checkpoint.save(directory / _STATE, self.state)
+
+    def description(self) -> dict[str, Any]:
+        """All settings as JSON."""
+        return {
+            "format": FORMAT,
+            "algorithm": describe(self.algorithm),
+            "env": describe(self.env),
+            **self.config,
+        }
+
+
+@jax.jit
+def _greedy(algorithm: Algorithm, state: PyTree, obs: PyTree) -> jax.Array:
+    return algorithm.act(state, (), obs, None, greedy=True)[1]
+
+
+def load(
+    directory: str | Path,
+    algorithm: Algorithm | None = None,
+    env: Environment | None = None,
+) -> Run:
+    """The run that `directory` holds.
+
+    An algorithm or environment of your own must be passed. Raises ValueError for
+    anything that is missing, damaged or does not fit, naming it.
+    """
+    directory = Path(directory)
+    config = _read_config(directory)
+    algorithm = algorithm or rebuild(config.pop("algorithm"), "algorithm")
+    env = env or rebuild(config.pop("env"), "env")
+    config = {k: v for k, v in config.items() if k not in ("algorithm", "env")}
+    batched = BatchedEnv(env, config["reset"], config["pool_size"])
+    like = jax.eval_shape(
+        lambda: step.init_state(
+            algorithm, batched, config["num_envs"], jax.random.key(0)
+        )
+    )
+    return Run(
+        algorithm=algorithm,
+        env=env,
+        config={k: v for k, v in config.items() if k != "format"},
+        state=checkpoint.load(directory / _STATE, like),
+        metrics=read_metrics(directory / "metrics.jsonl"),
+    )
+
+
+def read_metrics(path: Path) -> dict[str, np.ndarray]:
+    """The rows of a metrics file as arrays [updates]; NaN where a row lacks a value."""
+    if not path.exists():
+        return {}
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {
+        name: np.array([_number(row.get(name)) for row in rows]) for name in names
+    }
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON aside and rename it, so that the file is whole at every instant."""
+    aside = path.with_suffix(".partial")
+    aside.write_text(json.dumps(finite(data), indent=2) + "\n")
+    aside.replace(path)
+
+
+def finite(value: Any) -> Any:
+    """The same JSON value with null for numbers that JSON has not: NaN, infinity."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{directory} is not a run directory: {error}") from None
+    if config.get("format") != FORMAT:
+        raise ValueError(
+            f"{path}: format {config.get('format')!r} must be {FORMAT}: it was written "
+            f"by another version of jaxrl_par"
+        )
+    return config
+
+
+def _number(value: Any) -> float:
+    return float("nan") if value is None else value
+
+
+def _ndim(space: spaces.Space) -> int:
+    return jax.tree.leaves(spaces.zeros(space))[0].ndim

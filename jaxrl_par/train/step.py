@@ -1,0 +1,218 @@
+"""One update: collect a rollout, learn from it, count its episodes.
+
+Pure and free of devices: `axes` says over which mesh axes the environments are
+split, and every random draw is keyed by an environment's global index.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_par import collectives
+from jaxrl_par.envs.batched import BatchedEnv, Draws, where
+from jaxrl_par.types import (
+    Algorithm,
+    Array,
+    Axes,
+    Key,
+    PyTree,
+    Rollout,
+    TrainState,
+    strong,
+)
+
+# With more possible cuts than this in a rollout, every successor is kept.
+MAX_CUT_ROWS = 4
+
+
+def init_state(
+    algorithm: Algorithm, env: BatchedEnv, num_envs: int, key: Key
+) -> TrainState:
+    """The state before the first step, of all environments."""
+    key, algorithm_key, env_key = jax.random.split(key, 3)
+    env_state, timestep = env.init(_env_keys(env_key, jnp.arange(num_envs)))
+    return strong(
+        TrainState(
+            algorithm=algorithm.init(algorithm_key, env.spec, num_envs),
+            env=env_state,
+            timestep=timestep,
+            carry=algorithm.initial_carry(env.spec, num_envs),
+            episode_return=jnp.zeros(num_envs),
+            episode_length=jnp.zeros(num_envs, jnp.int32),
+            key=key,
+            update=jnp.int32(0),
+        )
+    )
+
+
+def train_step(
+    algorithm: Algorithm,
+    env: BatchedEnv,
+    state: TrainState,
+    total_updates: Array,
+    axes: Axes,
+) -> tuple[TrainState, dict[str, Array]]:
+    """One rollout and one update: (state, metrics of scalars)."""
+    rollout_key, update_key = jax.random.split(
+        jax.random.fold_in(state.key, state.update)
+    )
+    progress = state.update.astype(jnp.float32) / total_updates
+    state, rollout = collect(algorithm, env, state, rollout_key, progress, axes)
+    learned, metrics = algorithm.update(state.algorithm, rollout, update_key, axes)
+    state, episodes = _count_episodes(state, rollout, axes)
+    state = dataclasses.replace(state, algorithm=learned, update=state.update + 1)
+    return state, metrics | episodes
+
+
+def chunk(
+    algorithm: Algorithm,
+    env: BatchedEnv,
+    state: TrainState,
+    total_updates: Array,
+    updates: Array,
+    rows: int,
+    axes: Axes,
+) -> tuple[TrainState, dict[str, Array]]:
+    """`updates` (at most `rows`) updates in one call: (state, metrics [rows]).
+
+    The number is an argument, so a run of any length compiles once.
+    """
+    one = partial(train_step, algorithm, env, total_updates=total_updates, axes=axes)
+    shapes = jax.eval_shape(one, state)[1]
+    table = jax.tree.map(lambda x: jnp.zeros((rows,), x.dtype), shapes)
+
+    def body(i: Array, carry: tuple) -> tuple:
+        state, table = carry
+        state, metrics = one(state)
+        return state, jax.tree.map(lambda t, x: t.at[i].set(x), table, metrics)
+
+    return jax.lax.fori_loop(0, updates, body, (state, table))
+
+
+def collect(
+    algorithm: Algorithm,
+    env: BatchedEnv,
+    state: TrainState,
+    key: Key,
+    progress: Array,
+    axes: Axes,
+) -> tuple[TrainState, Rollout]:
+    """Act for `algorithm.rollout_length` steps in every environment."""
+    length = algorithm.rollout_length
+    num_envs = state.episode_length.shape[0]
+    ids = collectives.index(axes) * num_envs + jnp.arange(num_envs)
+    env_keys, act_keys = jax.vmap(jax.random.split, out_axes=1)(_env_keys(key, ids))
+    draws = env.prepare(env_keys, length)
+    noise = jax.vmap(
+        lambda k: algorithm.noise(state.algorithm, k, length), out_axes=1
+    )(act_keys)
+    cut_rows = env.max_cuts(length)
+    keep_all = cut_rows > MAX_CUT_ROWS
+
+    def step(carry: tuple, drawn: tuple) -> tuple[tuple, tuple]:
+        env_state, obs, first, memory, cuts, cut_count = carry
+        step_key, reset_key, noise_t = drawn
+        new_memory, action, extras = algorithm.act(
+            state.algorithm, memory, obs, noise_t, greedy=False
+        )
+        env_state, new = env.step(
+            env_state, action, Draws(step_key, reset_key, draws.pool)
+        )
+        if keep_all:
+            kept = new.next_obs
+        else:
+            kept = ()
+            cuts = _keep_cut(cuts, cut_count, new.next_obs, new.truncated)
+            cut_count = cut_count + new.truncated
+        ends = (new.reward, new.terminated, new.truncated)
+        carry = (env_state, new.obs, new.first, new_memory, cuts, cut_count)
+        return carry, (obs, action, *ends, first, extras, kept)
+
+    timestep = state.timestep
+    no_cuts = jax.tree.map(
+        lambda x: jnp.zeros((0 if keep_all else cut_rows, *x.shape), x.dtype),
+        timestep.obs,
+    )
+    start = (
+        dataclasses.replace(state.env, episodes=jnp.zeros(num_envs, jnp.int32)),
+        timestep.obs,
+        timestep.first,
+        state.carry,
+        no_cuts,
+        jnp.zeros(num_envs, jnp.int32),
+    )
+    drawn = (draws.step_keys, draws.reset_keys, noise)
+    end, steps = jax.lax.scan(step, start, drawn, length)
+    env_state, last_obs, first, memory, cuts, _ = end
+    obs, action, reward, terminated, truncated, firsts, extras, kept = steps
+    rollout = Rollout(
+        obs=obs,
+        action=action,
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        first=firsts,
+        extras=extras,
+        last_obs=last_obs,
+        cut_obs=kept if keep_all else cuts,
+        initial_carry=state.carry,
+        progress=progress,
+    )
+    state = dataclasses.replace(
+        state, env=env_state, carry=memory,
+        timestep=dataclasses.replace(timestep, obs=last_obs, first=first),
+    )
+    return state, rollout
+
+
+def _env_keys(key: Key, ids: Array) -> Key:
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
+
+
+def _keep_cut(cuts: PyTree, count: Array, obs: PyTree, truncated: Array) -> PyTree:
+    """Put the successors of truncated steps in the next free row of `cuts`."""
+
+    def put(rows: Array, new: Array) -> Array:
+        return jnp.stack(
+            [where(truncated & (count == k), new, row) for k, row in enumerate(rows)]
+        ) if rows.shape[0] else rows
+
+    return jax.tree.map(put, cuts, obs)
+
+
+def _count_episodes(
+    state: TrainState, rollout: Rollout, axes: Axes
+) -> tuple[TrainState, dict[str, Array]]:
+    """Sums over the episodes that ended in the rollout, and their number.
+
+    What comes up to an environment's last end (what was carried in included)
+    belongs to finished episodes, the rest to the one under way.
+    """
+    ended = rollout.terminated | rollout.truncated
+    steps = jnp.arange(ended.shape[0])[:, None]
+    last_end = jnp.where(ended, steps, -1).max(0)
+    finished = steps <= last_end  # [T, B]
+    any_end = last_end >= 0  # [B]
+
+    def count(carried: Array, x: Array) -> tuple[Array, Array]:
+        before = jnp.where(finished, x, 0).sum(0) + jnp.where(any_end, carried, 0)
+        after = jnp.where(finished, 0, x).sum(0) + jnp.where(any_end, 0, carried)
+        return before.sum(), after
+
+    returns, episode_return = count(state.episode_return, rollout.reward)
+    lengths, episode_length = count(
+        state.episode_length, jnp.ones_like(rollout.reward, jnp.int32)
+    )
+    sums = {
+        "episode_return_sum": returns,
+        "episode_length_sum": lengths.astype(jnp.float32),
+        "episode_count": ended.sum().astype(jnp.float32),
+    }
+    state = dataclasses.replace(
+        state, episode_return=episode_return, episode_length=episode_length
+    )
+    return state, collectives.total(sums, axes)
