@@ -1,0 +1,94 @@
+"""One setting of jaxrl_par, asked over a pipe. See `common.serve`."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import common
+
+
+def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
+    """Compile for `num_envs` environments; a run is `jaxrl_par.train`'s own path."""
+    common.use_cores(settings["cores"])
+    start = time.perf_counter()
+    import jaxrl_par as jp
+    from jaxrl_par.train.loop import Trainer
+
+    prepare_cpu(settings["num_envs"] * common.PPO["rollout_length"])
+    use_empty_cache()
+    import_seconds = time.perf_counter() - start
+    algorithm, env = ppo(), jp.make(settings["env"])
+
+    def trainer(seed: int, total_steps: int) -> Trainer:
+        config = jp.TrainConfig(
+            num_envs=settings["num_envs"],
+            total_steps=total_steps,
+            seed=seed,
+            eval_episodes=0,
+        )
+        return Trainer(algorithm, env, config)
+
+    def run(request: dict[str, Any]) -> dict[str, Any]:
+        current = trainer(request["seed"], settings["total_steps"])
+        start = time.perf_counter()
+        result = current.run()
+        seconds = time.perf_counter() - start - current.compile_seconds
+        answer = {"steps": result.env_steps, "seconds": seconds}
+        if request.get("episodes"):
+            evaluation = result.evaluate(request["episodes"], request["seed"])
+            answer["return"] = evaluation.mean_return
+        return answer
+
+    first = trainer(0, 1)
+    first.run()
+    about = {
+        **common.device_about(),
+        "engine": f"jaxrl_par {jp.__version__}",
+        "import_seconds": import_seconds,
+        "compile_seconds": first.compile_seconds,
+        "devices": len(first.layout.devices),
+    }
+    return about, run
+
+
+def use_empty_cache() -> None:
+    """Compile afresh, and once for all seeds."""
+    import jax
+
+    cache = tempfile.TemporaryDirectory()
+    atexit.register(cache.cleanup)
+    jax.config.update("jax_compilation_cache_dir", cache.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def prepare_cpu(samples: int) -> None:
+    """What the command line does before jax starts."""
+    from jaxrl_par import use_cpu_cores
+
+    if samples < 2 * 2048:
+        os.environ.setdefault("NPROC", "1")
+    else:
+        use_cpu_cores()
+
+
+def ppo() -> Any:
+    """PPO with the shared settings, and rejax's choices where it has no other."""
+    import jaxrl_par as jp
+
+    shared = {k: v for k, v in common.PPO.items() if k not in ("hidden", "activation")}
+    return jp.PPO(
+        network=jp.MLP(common.PPO["hidden"], common.PPO["activation"]),
+        **shared,
+        anneal=False,
+        value_clip=common.PPO["clip_eps"],
+        adam_eps=1e-8,
+    )
+
+
+if __name__ == "__main__":
+    common.serve(set_up)

@@ -1,0 +1,101 @@
+"""One setting of rejax, asked over a pipe. See `common.serve`.
+
+Runs in rejax's own environment (README.md says how to make it).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Callable
+from typing import Any
+
+import common
+
+
+def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
+    """Compile rejax's whole training function, evaluation taken out."""
+    common.use_cores(settings["cores"])
+    start = time.perf_counter()
+    import jax
+    import rejax
+
+    import_seconds = time.perf_counter() - start
+    algo = rejax.PPO.create(**config(settings))
+    algo = algo.replace(eval_callback=lambda *_: ())
+    start = time.perf_counter()
+    train = jax.jit(algo.train).lower(jax.random.PRNGKey(0)).compile()
+    compile_seconds = time.perf_counter() - start
+    play = jax.jit(greedy_returns(algo), static_argnums=2)
+
+    def run(request: dict[str, Any]) -> dict[str, Any]:
+        key = jax.random.PRNGKey(request["seed"])
+        start = time.perf_counter()
+        state, _ = jax.block_until_ready(train(key))
+        seconds = time.perf_counter() - start
+        answer = {"steps": int(state.global_step), "seconds": seconds}
+        if request.get("episodes"):
+            returns = play(state.actor_ts.params, key, request["episodes"])
+            answer["return"] = float(returns.mean())
+        return answer
+
+    about = {
+        **common.device_about(),
+        "engine": f"rejax {importlib.metadata.version('rejax')}",
+        "gymnax": importlib.metadata.version("gymnax"),
+        "import_seconds": import_seconds,
+        "compile_seconds": compile_seconds,
+        "devices": 1,
+    }
+    return about, run
+
+
+def config(settings: dict[str, Any]) -> dict[str, Any]:
+    """The shared settings by rejax's names."""
+    ppo = common.PPO
+    total = settings["total_steps"]
+    return {
+        "env": settings["env"],
+        "num_envs": settings["num_envs"],
+        "total_timesteps": total,
+        "eval_freq": total,
+        "agent_kwargs": {
+            "activation": ppo["activation"],
+            "hidden_layer_sizes": ppo["hidden"],
+        },
+        "num_steps": ppo["rollout_length"],
+        "num_epochs": ppo["num_epochs"],
+        "num_minibatches": ppo["num_minibatches"],
+        "learning_rate": ppo["learning_rate"],
+        "gamma": ppo["gamma"],
+        "gae_lambda": ppo["gae_lambda"],
+        "clip_eps": ppo["clip_eps"],
+        "ent_coef": ppo["entropy_coef"],
+        "vf_coef": ppo["value_coef"],
+        "max_grad_norm": ppo["max_grad_norm"],
+    }
+
+
+def greedy_returns(algo: Any) -> Callable:
+    """rejax's own evaluation, with the likeliest action instead of a drawn one."""
+    import jax
+    from rejax.evaluate import evaluate_single
+
+    def play(params: Any, key: Any, episodes: int) -> Any:
+        def act(obs: Any, _: Any) -> Any:
+            distribution = algo.actor.apply(
+                params, obs[None], method=lambda actor, x: actor._action_dist(x)
+            )
+            return distribution.mode()[0]
+
+        def one(key: Any) -> Any:
+            limit = algo.env_params.max_steps_in_episode
+            return evaluate_single(act, algo.env, algo.env_params, key, limit)[1]
+
+        return jax.vmap(one)(jax.random.split(key, episodes))
+
+    return play
+
+
+if __name__ == "__main__":
+    common.serve(set_up)
