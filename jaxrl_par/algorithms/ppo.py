@@ -119,12 +119,11 @@ class PPO:
     def init(self, key: Key, spec: EnvSpec, num_envs: int) -> PPOState:
         """Parameters and statistics before the first step."""
         params = base.build(self.network, spec).init(key)
-        _, obs = _split_mask(spaces.zeros(spec.obs_space))
         return PPOState(
             params=params,
             opt_state=self._optimizer().init(params),
             learning_rate_scale=jnp.float32(1.0),
-            obs_moments=normalize.zero_moments(obs) if self.normalize_obs else None,
+            obs_moments=self._zero_moments(spec),
             return_moments=normalize.Moments.zero() if self.normalize_reward else None,
             running_return=jnp.zeros(num_envs) if self.normalize_reward else None,
             spec=spec,
@@ -221,19 +220,18 @@ class PPO:
             return (state, going), metrics
 
         def epoch(
-            carry: tuple[PPOState, Array], key: Key
+            carry: tuple[PPOState, Array], rows: Array
         ) -> tuple[tuple[PPOState, Array], dict[str, Array]]:
-            shuffled = minibatches.shuffle(
-                key, batch, self.num_minibatches, self.num_groups, axes
-            )
+            shuffled = minibatches.gather(batch, rows, sizes)
             if self.normalize_advantage:
                 shuffled = _standardize_advantages(shuffled, axes)
             return jax.lax.scan(gradient_step, carry, shuffled)
 
-        start = (state, jnp.bool_(True))
-        (state, _), metrics = jax.lax.scan(
-            epoch, start, jax.random.split(key, self.num_epochs)
+        sizes = minibatches.sizes_of(
+            *batch.value.shape, self.num_minibatches, self.num_groups, axes
         )
+        rows = minibatches.shuffled_rows(key, sizes, self.num_epochs, axes)
+        (state, _), metrics = jax.lax.scan(epoch, (state, jnp.bool_(True)), rows)
         steps = metrics.pop("gradient_steps").sum()
         metrics = {name: x.sum() / steps for name, x in metrics.items()}
         if self.adaptive_kl is not None:
@@ -300,13 +298,20 @@ class PPO:
     def _normalize(self, state: PPOState, obs: PyTree) -> PyTree:
         return normalize.normalize(state.obs_moments, obs) if self.normalize_obs else obs
 
+    def _zero_moments(self, spec: EnvSpec) -> PyTree:
+        space = base.network_obs_space(spec)
+        return normalize.zero_moments(space) if self.normalize_obs else None
+
     def _distribution(self, spec: EnvSpec) -> distributions.Distribution:
         return distributions.for_space(spec.action_space, self.squash)
 
     def _optimizer(self) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.clip_by_global_norm(self.max_grad_norm),
-            optax.scale_by_adam(eps=self.adam_eps),
+        # Flat: one vector instead of a dozen leaves compiles and runs faster.
+        return optax.flatten(
+            optax.chain(
+                optax.clip_by_global_norm(self.max_grad_norm),
+                optax.scale_by_adam(eps=self.adam_eps),
+            )
         )
 
 

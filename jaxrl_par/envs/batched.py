@@ -52,7 +52,7 @@ class BatchedEnv:
 
     `reset` is "exact" (a new start state is computed at every step, and used where
     an episode ended) or "pool": each environment gets `pool_size` independent start
-    states a rollout and uses them in order, again from the first once all are used.
+    states a rollout and uses them in order, over again once all are used.
     Each start state has the distribution of `env.reset` either way.
     """
 
@@ -72,29 +72,36 @@ class BatchedEnv:
 
     def init(self, keys: Key) -> tuple[EnvState, TimeStep]:
         """Start B episodes from keys [B]."""
-        inner, obs = strong(self._reset(keys))
-        zeros = jnp.zeros(keys.shape, jnp.int32)
-        off = jnp.zeros(keys.shape, bool)
+        return self.start(strong(self._reset(keys)))
+
+    def start(self, fresh: tuple[PyTree, PyTree]) -> tuple[EnvState, TimeStep]:
+        """Start B episodes from start states and observations [B, ...]."""
+        inner, obs = fresh
+        num_envs = jax.tree.leaves(obs)[0].shape[0]
+        off = jnp.zeros(num_envs, bool)
         timestep = TimeStep(
             obs=obs,
             # Not the same buffers: the state is donated, and none may be twice.
             next_obs=jax.tree.map(jnp.copy, obs),
-            reward=jnp.zeros(keys.shape, jnp.float32),
+            reward=jnp.zeros(num_envs, jnp.float32),
             terminated=off,
             truncated=off,
             first=~off,
         )
+        zeros = jnp.zeros(num_envs, jnp.int32)
         return EnvState(inner, zeros, zeros), timestep
 
+    def num_keys(self, length: int) -> int:
+        """Keys of each environment that `prepare` uses for `length` steps."""
+        return 2 if self.reset == "exact" else 1 + min(self.pool_size, length)
+
     def prepare(self, keys: Key, length: int) -> Draws:
-        """Draw the randomness of `length` steps from keys [B], one an environment."""
-        step_keys, reset_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
+        """Draw the randomness of `length` steps from keys [num_keys(length), B]."""
         split = jax.vmap(jax.random.split, in_axes=(0, None), out_axes=1)
+        step_keys = split(keys[0], length)
         if self.reset == "exact":
-            return Draws(split(step_keys, length), split(reset_keys, length), ())
-        pool_keys = split(reset_keys, min(self.pool_size, length))
-        pool = strong(jax.vmap(self._reset)(pool_keys))
-        return Draws(split(step_keys, length), (), pool)
+            return Draws(step_keys, split(keys[1], length), ())
+        return Draws(step_keys, (), self._start_states(keys[1:]))
 
     def step(
         self, state: EnvState, action: PyTree, draws: Draws
@@ -142,9 +149,10 @@ class BatchedEnv:
         flags = []
 
         def probe(key: Key) -> None:
-            state, _ = self.env.reset(key)
-            action = self.spec.action_space.sample(key)
-            _, result = self.env.step(key, state, action)
+            reset_key, action_key, step_key = jax.random.split(key, 3)
+            state, _ = self.env.reset(reset_key)
+            action = self.spec.action_space.sample(action_key)
+            _, result = self.env.step(step_key, state, action)
             flags.append(result.truncated is not False)
 
         single = jax.eval_shape(lambda: jax.random.key(0))
@@ -153,6 +161,14 @@ class BatchedEnv:
             return BatchedEnv(first)._truncates_itself()
         jax.eval_shape(probe, single)
         return flags[-1]
+
+    def _start_states(self, keys: Key) -> tuple[PyTree, PyTree]:
+        """Start states for keys [P, B], with leading axes [P, B]."""
+        if isinstance(self.env, Instances):
+            return strong(jax.vmap(self._reset)(keys))
+        # One flat vmap: two nested ones of a small draw compile three times longer.
+        fresh = strong(self._reset(keys.reshape(-1)))
+        return jax.tree.map(lambda x: x.reshape(*keys.shape, *x.shape[1:]), fresh)
 
     def _reset(self, keys: Key) -> tuple[PyTree, PyTree]:
         if isinstance(self.env, Instances):
@@ -172,7 +188,8 @@ class BatchedEnv:
         if self.reset == "exact":
             return strong(self._reset(draws.reset_keys))
         size = jax.tree.leaves(draws.pool)[0].shape[0]
-        slot, env = state.episodes % size, jnp.arange(state.episodes.shape[0])
+        slot = (state.episodes + 1) % size
+        env = jnp.arange(state.episodes.shape[0])
         return jax.tree.map(lambda start: start[slot, env], draws.pool)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl_par import distributions, spaces
 from jaxrl_par.networks import base
+from jaxrl_par.networks.initialize import orthogonal_tree
 from jaxrl_par.types import Array, EnvSpec
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -22,10 +23,6 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": jax.nn.gelu,
     "elu": jax.nn.elu,
 }
-
-
-def _dense(size: int, scale: float) -> nn.Dense:
-    return nn.Dense(size, kernel_init=nn.initializers.orthogonal(scale))
 
 
 class _Torso(nn.Module):
@@ -39,11 +36,10 @@ class _Torso(nn.Module):
     def __call__(self, x: Array) -> Array:
         act = ACTIVATIONS[self.activation]
         for size in self.channels:
-            kernel_init = nn.initializers.orthogonal(np.sqrt(2))
-            x = act(nn.Conv(size, (3, 3), padding="VALID", kernel_init=kernel_init)(x))
+            x = act(nn.Conv(size, (3, 3), padding="VALID")(x))
         x = x.reshape(x.shape[0], -1)
         for size in self.hidden:
-            x = act(_dense(size, np.sqrt(2))(x))
+            x = act(nn.Dense(size)(x))
         return x
 
 
@@ -60,13 +56,15 @@ class _ActorCritic(nn.Module):
     def __call__(self, x: Array) -> tuple[Array, Array]:
         actor = _Torso(**self.torso, name="actor_torso")(x)
         critic = actor if self.shared else _Torso(**self.torso, name="critic_torso")(x)
-        outputs = _dense(self.num_outputs - self.num_deviations, 0.01)(actor)
+        means = self.num_outputs - self.num_deviations
+        outputs = nn.Dense(means, name="policy_head")(actor)
         if self.num_deviations:
-            initial = nn.initializers.constant(self.initial_log_std)
-            log_std = self.param("log_std", initial, (self.num_deviations,))
+            zeros = nn.initializers.zeros_init()
+            log_std = self.param("log_std_shift", zeros, (self.num_deviations,))
+            log_std = self.initial_log_std + log_std
             log_std = jnp.broadcast_to(log_std, (x.shape[0], self.num_deviations))
             outputs = jnp.concatenate([outputs, log_std], -1)
-        return outputs, _dense(1, 1.0)(critic)[:, 0]
+        return outputs, nn.Dense(1, name="value_head")(critic)[:, 0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,12 +142,17 @@ def _build(config: MLP | CNN, spec: EnvSpec) -> base.Network:
 
     def init(key: Array) -> Any:
         example = jax.tree.map(lambda x: x[None], spaces.zeros(space))
-        return module.init(key, prepare(space, example))
+        shapes = jax.eval_shape(module.init, key, prepare(space, example))
+        return orthogonal_tree(key, shapes, _gain)
 
     def apply(params: Any, obs: Any) -> tuple[Array, Array]:
         return module.apply(params, prepare(space, obs))
 
     return base.Network(init, apply)
+
+
+def _gain(path: tuple[str, ...]) -> float:
+    return {"policy_head": 0.01, "value_head": 1.0}.get(path[-2], math.sqrt(2))
 
 
 def _check_sizes(name: str, sizes: tuple[int, ...]) -> None:

@@ -77,9 +77,10 @@ def _play(
 ) -> tuple[Array, Array, Array]:
     """Returns [quota, E], lengths [quota, E] and finished episodes [E]."""
     env = _for_evaluation(env, num_envs, quota)
-    start_key, pool_key, step_key = jax.random.split(key, 3)
-    env_state, timestep = env.init(jax.random.split(start_key, num_envs))
-    pool = env.prepare(jax.random.split(pool_key, num_envs), quota).pool
+    start_key, step_key = jax.random.split(key)
+    start_keys = jax.random.split(start_key, (1 + quota, num_envs))
+    pool = env.prepare(start_keys, quota).pool
+    env_state, timestep = env.start(jax.tree.map(lambda x: x[0], pool))
     limit = (env.spec.max_steps or MAX_STEPS) * quota
     slots = jnp.arange(quota)[:, None]
 

@@ -34,7 +34,7 @@ def init_state(
 ) -> TrainState:
     """The state before the first step, of all environments."""
     key, algorithm_key, env_key = jax.random.split(key, 3)
-    env_state, timestep = env.init(_env_keys(env_key, jnp.arange(num_envs)))
+    env_state, timestep = env.init(_env_keys(env_key, 0, num_envs, 1)[0])
     return strong(
         TrainState(
             algorithm=algorithm.init(algorithm_key, env.spec, num_envs),
@@ -104,12 +104,12 @@ def collect(
     """Act for `algorithm.rollout_length` steps in every environment."""
     length = algorithm.rollout_length
     num_envs = state.episode_length.shape[0]
-    ids = collectives.index(axes) * num_envs + jnp.arange(num_envs)
-    env_keys, act_keys = jax.vmap(jax.random.split, out_axes=1)(_env_keys(key, ids))
-    draws = env.prepare(env_keys, length)
+    first_id = collectives.index(axes) * num_envs
+    keys = _env_keys(key, first_id, num_envs, 1 + env.num_keys(length))
     noise = jax.vmap(
         lambda k: algorithm.noise(state.algorithm, k, length), out_axes=1
-    )(act_keys)
+    )(keys[0])
+    draws = env.prepare(keys[1:], length)
     cut_rows = env.max_cuts(length)
     keep_all = cut_rows > MAX_CUT_ROWS
 
@@ -169,8 +169,11 @@ def collect(
     return state, rollout
 
 
-def _env_keys(key: Key, ids: Array) -> Key:
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
+def _env_keys(key: Key, first_id: Array | int, num_envs: int, each: int) -> Key:
+    """`each` keys of every environment, [each, B], by its global number."""
+    ids = first_id + jnp.arange(num_envs)
+    index = ids[None] * each + jnp.arange(each)[:, None]
+    return jax.vmap(jax.vmap(partial(jax.random.fold_in, key)))(index)
 
 
 def _keep_cut(cuts: PyTree, count: Array, obs: PyTree, truncated: Array) -> PyTree:
@@ -195,7 +198,7 @@ def _count_episodes(
     ended = rollout.terminated | rollout.truncated
     steps = jnp.arange(ended.shape[0])[:, None]
     last_end = jnp.where(ended, steps, -1).max(0)
-    finished = steps <= last_end  # [T, B]
+    finished = steps <= last_end[None]  # [T, B]
     any_end = last_end >= 0  # [B]
 
     def count(carried: Array, x: Array) -> tuple[Array, Array]:
