@@ -10,6 +10,7 @@ from jaxrl_par.algorithms.ppo import PPO
 from jaxrl_par.envs import ActionRepeat, Instances, check_env, env_names, make
 from jaxrl_par.envs.batched import BatchedEnv
 from jaxrl_par.networks.actor_critic import CNN, MLP
+from jaxrl_par.presets import Preset, preset
 from jaxrl_par.spaces import Box, Dict, Discrete, MultiDiscrete
 from jaxrl_par.train.callbacks import STOP, Progress
 from jaxrl_par.train.evaluate import Evaluation
@@ -47,6 +48,7 @@ __all__ = [
     "Instances",
     "MultiDiscrete",
     "Plan",
+    "Preset",
     "Progress",
     "Rollout",
     "Run",
@@ -59,6 +61,7 @@ __all__ = [
     "env_names",
     "load",
     "make",
+    "preset",
     "pytree",
     "static",
     "train",

@@ -28,6 +28,7 @@ class Progress:
     frames: int  # env_steps times the action repeat
     total_steps: int
     seconds: float  # of training, compilation apart
+    compile_seconds: float
     rows: list[Row]  # one for each update since the last call
     evaluation: Evaluation | None  # if one was made at this point
     finished: bool

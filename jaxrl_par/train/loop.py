@@ -7,6 +7,7 @@ import importlib.metadata
 import platform
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,7 +26,8 @@ from jaxrl_par.train.plan import (
     enable_compilation_cache,
     local,
 )
-from jaxrl_par.train.run import Run
+from jaxrl_par.train.run import Run, full_description
+from jaxrl_par.train.run_directory import RunDirectory
 from jaxrl_par.types import Algorithm, Environment, TrainState
 
 # Most updates in one call, and the time that a call should take.
@@ -68,9 +70,12 @@ def train(
     env: Environment | Instances,
     *,
     callbacks: Sequence[Callback] = (),
+    out: str | Path | None = None,
     **settings: Any,
 ) -> Run:
     """Train `algorithm` on `env`; `settings` are the fields of `TrainConfig`.
+
+    With `out`, a fresh or empty directory, all of the run is kept there (`load`).
 
     Every callback is called with a `Progress` after each call of the compiled loop
     (about twice a second) and may return STOP. Raises ValueError, before anything is
@@ -80,7 +85,10 @@ def train(
         checks.known(
             "setting", name, [f.name for f in dataclasses.fields(TrainConfig)]
         )
-    return Trainer(algorithm, env, TrainConfig(**settings)).run(callbacks)
+    trainer = Trainer(algorithm, env, TrainConfig(**settings))
+    if out is not None:
+        callbacks = [RunDirectory(out, trainer.full_description()), *callbacks]
+    return trainer.run(callbacks)
 
 
 class Trainer:
@@ -217,6 +225,7 @@ class Trainer:
             frames=self.env_steps * self.env.spec.frames_per_step,
             total_steps=self.total_steps,
             seconds=self.seconds,
+            compile_seconds=self.compile_seconds,
             rows=rows,
             evaluation=evaluation,
             finished=finished,
@@ -248,6 +257,10 @@ class Trainer:
             seconds=self.seconds,
             compile_seconds=self.compile_seconds,
         )
+
+    def full_description(self) -> dict[str, Any]:
+        """The content of `config.json`."""
+        return full_description(self.algorithm, self.env.env, self.description())
 
     def description(self) -> dict[str, Any]:
         """The run's settings and what it ran on, for `config.json`."""

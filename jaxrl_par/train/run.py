@@ -21,7 +21,7 @@ from jaxrl_par.train.plan import local
 from jaxrl_par.types import Algorithm, Environment, PyTree, TrainState
 
 FORMAT = 1
-_STATE = Path("checkpoints") / "last.npz"
+STATE_FILE = Path("checkpoints") / "last.npz"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,18 +71,22 @@ class Run:
     def save(self, directory: str | Path) -> None:
         """Write the state and what is needed to load it (see `load`)."""
         directory = Path(directory)
-        (directory / _STATE).parent.mkdir(parents=True, exist_ok=True)
-        write_json(directory / "config.json", self.description())
-        checkpoint.save(directory / _STATE, self.state)
+        (directory / STATE_FILE).parent.mkdir(parents=True, exist_ok=True)
+        description = full_description(self.algorithm, self.env, self.config)
+        write_json(directory / "config.json", description)
+        checkpoint.save(directory / STATE_FILE, self.state)
 
-    def description(self) -> dict[str, Any]:
-        """All settings as JSON."""
-        return {
-            "format": FORMAT,
-            "algorithm": describe(self.algorithm),
-            "env": describe(self.env),
-            **self.config,
-        }
+
+def full_description(
+    algorithm: Algorithm, env: Environment | Instances, config: dict[str, Any]
+) -> dict[str, Any]:
+    """All that `load` needs, as JSON values: the content of `config.json`."""
+    return {
+        "format": FORMAT,
+        "algorithm": describe(algorithm),
+        "env": describe(env),
+        **config,
+    }
 
 
 @jax.jit
@@ -101,7 +105,7 @@ def load(
     anything that is missing, damaged or does not fit, naming it.
     """
     directory = Path(directory)
-    config = _read_config(directory)
+    config = read_config(directory)
     algorithm = algorithm or rebuild(config.pop("algorithm"), "algorithm")
     env = env or rebuild(config.pop("env"), "env")
     config = {k: v for k, v in config.items() if k not in ("algorithm", "env")}
@@ -115,7 +119,7 @@ def load(
         algorithm=algorithm,
         env=env,
         config={k: v for k, v in config.items() if k != "format"},
-        state=checkpoint.load(directory / _STATE, like),
+        state=checkpoint.load(directory / STATE_FILE, like),
         metrics=read_metrics(directory / "metrics.jsonl"),
     )
 
@@ -149,7 +153,7 @@ def finite(value: Any) -> Any:
     return value
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
+def read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text())

@@ -1,0 +1,72 @@
+"""Commands by name, and what becomes of a mistake: one message and status 2."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from jaxrl_par import checks
+
+# Each is a function of its arguments in the module of that name; imported when used.
+COMMANDS = {
+    "train": ("train", "train an agent"),
+    "eval": ("evaluate", "play greedy episodes with a trained agent"),
+    "plot": ("plot", "draw learning curves of one or more runs"),
+    "list": ("catalogue", "algorithms, environments and presets"),
+    "doctor": ("doctor", "devices, versions, and what is missing"),
+}
+
+_EXAMPLES = """
+examples:
+  jaxrl-par train ppo CartPole-v1 --seed 0
+  jaxrl-par train ppo CartPole-v1 --num-envs 2048 --total-steps 1e6 --out runs/mine
+  jaxrl-par eval runs/mine --episodes 100 --render run.gif
+  jaxrl-par plot runs/mine --out curves.png
+
+`jaxrl-par COMMAND --help` says more. JAXRL_PAR_TRACEBACK=1 shows where in the code a
+mistake was noticed.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status.
+
+    0: done. 2: something in the arguments, files or installation is wrong (one
+    message, on stderr). 130: interrupted.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except SystemExit as end:  # from the parser, which has printed its message
+        return end.code if isinstance(end.code, int) else 1
+    except KeyboardInterrupt:
+        print("jaxrl-par: interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, ImportError, OSError) as error:
+        if os.environ.get("JAXRL_PAR_TRACEBACK"):
+            raise
+        print(f"jaxrl-par: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        import jaxrl_par
+
+        print(f"jaxrl_par {jaxrl_par.__version__}")
+        return 0
+    checks.known("command", arguments[0], COMMANDS)
+    module = importlib.import_module(f"jaxrl_par.cli.{COMMANDS[arguments[0]][0]}")
+    return module.run(arguments[1:])
+
+
+def usage() -> str:
+    """What `jaxrl-par --help` prints."""
+    lines = [f"  {name:8} {text}" for name, (_, text) in COMMANDS.items()]
+    head = "usage: jaxrl-par COMMAND ...\n\ncommands:\n"
+    return head + "\n".join(lines) + "\n" + _EXAMPLES.rstrip()

@@ -1,0 +1,177 @@
+"""`jaxrl-par train ALGORITHM ENVIRONMENT [flags]`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from jaxrl_par import checks
+from jaxrl_par.cli import flags, help_texts
+from jaxrl_par.cli.interrupt import StopOnSignal
+from jaxrl_par.cli.startup import prepare_backend
+from jaxrl_par.envs.registry import make
+from jaxrl_par.networks.actor_critic import ACTIVATIONS
+from jaxrl_par.presets import ALGORITHMS, NETWORKS, PRESETS, Preset
+from jaxrl_par.train.display import Display
+from jaxrl_par.train.loop import TrainConfig, Trainer
+from jaxrl_par.train.plan import PLATFORMS
+from jaxrl_par.train.run_directory import RunDirectory, default_directory
+from jaxrl_par.types import Algorithm, Environment
+
+_ALIASES = {"learning_rate": "--lr"}
+
+_USAGE = """usage: jaxrl-par train ALGORITHM ENVIRONMENT [flags]
+
+Train an agent, and write a run directory. Flags start from the preset for the
+algorithm and the environment, where there is one.
+
+  jaxrl-par train ppo CartPole-v1 --seed 0
+  jaxrl-par train ppo CartPole-v1 --help      the flags, with their defaults
+  jaxrl-par list                              algorithms, environments, presets"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What the command line asks for."""
+
+    names: tuple[str, str]  # algorithm, environment
+    algorithm: Algorithm
+    env: Environment
+    config: TrainConfig
+    out: Path | None
+    source: str  # where the settings come from
+    changed: dict[str, Any]  # flags that differ from there
+
+
+def run(argv: Sequence[str]) -> int:
+    """Train; returns the exit status."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0 if argv else 2
+    choices = read(argv)
+    config = choices.config
+    samples = config.num_envs * choices.algorithm.rollout_length
+    prepare_backend(samples, config.data, config.device)
+    trainer = Trainer(choices.algorithm, choices.env, config)
+    out = choices.out or default_directory(*choices.names, config.seed)
+    directory = RunDirectory(out, trainer.full_description())
+    title = f"{choices.names[0]} on {choices.names[1]}, seed {config.seed}"
+    display = Display()
+    display.start(title, _facts(choices, trainer))
+    with display, StopOnSignal() as stop:
+        trained = trainer.run([directory, display, stop])
+    display.result(trained, directory.path)
+    return 130 if stop.signalled else 0
+
+
+def read(argv: Sequence[str]) -> Choices:
+    """The choices that the arguments make.
+
+    Raises ValueError for unknown names and impossible values; exits with status 2,
+    having said why, for flags that are unknown or of the wrong type.
+    """
+    if len(argv) < 2 or argv[0].startswith("-") or argv[1].startswith("-"):
+        raise ValueError(
+            "train takes an algorithm and an environment, then flags: "
+            "jaxrl-par train ppo CartPole-v1 --seed 0"
+        )
+    names = (argv[0], argv[1])
+    checks.known("algorithm", names[0], ALGORITHMS)
+    start, source = _starting_point(*names)
+    env = make(names[1])
+    network = _network(start.algorithm.network, argv)
+    kind = _flags(start, network, env)
+    parsed = flags.parse(kind, argv[2:], f"jaxrl-par train {' '.join(names)}", source)
+    physics = _changes(parsed.env, kind().env)
+    network = dataclasses.replace(network, **vars(parsed.layers))
+    return Choices(
+        names=names,
+        algorithm=dataclasses.replace(
+            start.algorithm, network=network, **vars(parsed.algorithm)
+        ),
+        env=make(names[1], **physics) if physics else env,
+        config=TrainConfig(**vars(parsed.run)),
+        out=parsed.out,
+        source=source,
+        changed=_all_changes(parsed, kind()),
+    )
+
+
+def _starting_point(algorithm: str, env: str) -> tuple[Preset, str]:
+    """The preset, or the algorithm's defaults; and a line that says which."""
+    if (algorithm, env) in PRESETS:
+        found = PRESETS[algorithm, env]
+        return found, f"preset for {algorithm} on {env}"
+    line = f"{algorithm}'s defaults (there is no preset for {env})"
+    return Preset(ALGORITHMS[algorithm]()), line
+
+
+def _network(preset: Any, argv: Sequence[str]) -> Any:
+    """The network whose layers the other flags change: the preset's, or --network."""
+    for i, word in enumerate(argv):
+        flag, equals, value = word.partition("=")
+        if flag == "--network":
+            name = value if equals else " ".join(argv[i + 1 : i + 2])
+            kind = NETWORKS.get(name, type(preset))  # the parser refuses the unknown
+            return preset if isinstance(preset, kind) else kind()
+    return preset
+
+
+def _flags(start: Preset, network: Any, env: Environment) -> type:
+    """All flags, as a dataclass of groups whose defaults are the preset's."""
+    config = TrainConfig(**start.settings)
+    physics = getattr(env, "params", env)  # an adapter's are a leaf of their own
+    groups = {
+        "run": flags.group("Run", config, help_texts.RUN, {"device": PLATFORMS}),
+        "algorithm": flags.group(
+            "Rates", start.algorithm, help_texts.ALGORITHM, aliases=_ALIASES
+        ),
+        "layers": flags.group(
+            "Layers", network, help_texts.NETWORK, {"activation": tuple(ACTIVATIONS)}
+        ),
+    }
+    flat = tyro.conf.arg(name="")
+    name = next(name for name, kind in NETWORKS.items() if type(network) is kind)
+    kinds = Literal[tuple(NETWORKS)]  # pyright: ignore[reportInvalidTypeForm] (names)
+    out = tyro.conf.arg(help="the run's directory, fresh (None: a new one in runs/)")
+    fields = [
+        ("out", Annotated[Path | None, out], None),
+        ("network", Annotated[kinds, tyro.conf.arg(help="the kind of network")], name),
+        *((key, Annotated[kind, flat], kind()) for key, kind in groups.items()),
+        ("env", kind := flags.group("Physics", physics, {}), kind()),
+    ]
+    return dataclasses.make_dataclass("Train", fields, frozen=True)
+
+
+def _changes(new: Any, old: Any) -> dict[str, Any]:
+    """The fields of a group that differ from its defaults."""
+    return {k: v for k, v in vars(new).items() if v != getattr(old, k)}
+
+
+def _all_changes(new: Any, old: Any) -> dict[str, Any]:
+    """The flags that differ from their defaults, by name."""
+    changes = {}
+    for field in dataclasses.fields(new):
+        value, default = getattr(new, field.name), getattr(old, field.name)
+        if dataclasses.is_dataclass(value):
+            prefix = "env." if field.name == "env" else ""
+            changes |= {prefix + k: v for k, v in _changes(value, default).items()}
+        elif value != default:
+            changes[field.name] = value
+    return changes
+
+
+def _facts(choices: Choices, trainer: Trainer) -> dict[str, str]:
+    """What is said before the run starts."""
+    changed = ", ".join(f"{k} {v}" for k, v in choices.changed.items())
+    rollout = f"{choices.config.num_envs} x {choices.algorithm.rollout_length}"
+    return {
+        "settings": choices.source + (f"; changed: {changed}" if changed else ""),
+        "device": trainer.layout.describe(),
+        "plan": f"{trainer.total_updates:,} updates of {rollout} steps, "
+        f"{trainer.total_steps:,} in all",
+    }

@@ -1,0 +1,141 @@
+"""Algorithms by name, and settings with which they are known to learn.
+
+A preset is a starting point: replace what you like.
+
+>>> preset = preset("ppo", "CartPole-v1")
+>>> train(preset.algorithm, make("CartPole-v1"), **preset.settings, seed=0)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_par import checks
+from jaxrl_par.algorithms.ppo import PPO
+from jaxrl_par.networks.actor_critic import CNN, MLP
+from jaxrl_par.types import Algorithm
+
+ALGORITHMS = {"ppo": PPO}
+
+NETWORKS = {"mlp": MLP, "cnn": CNN}
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """An algorithm, and settings of a run (fields of `TrainConfig`)."""
+
+    algorithm: Algorithm
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    source: str = ""
+
+
+def preset(algorithm: str, env: str) -> Preset:
+    """The preset for an algorithm and an environment, both by name.
+
+    Raises ValueError, with the nearest that exist, if there is none.
+    """
+    checks.known("algorithm", algorithm, ALGORITHMS)
+    names = [name for kind, name in PRESETS if kind == algorithm]
+    checks.known(f"preset of {algorithm} for", env, names)
+    return PRESETS[algorithm, env]
+
+
+_ZOO = "rl-baselines3-zoo, hyperparams/ppo.yml"
+_PUREJAXRL = "purejaxrl, its PPO settings for MinAtar"
+
+_MINATAR = PPO(
+    network=CNN(channels=(16,), hidden=(128,), activation="relu"),
+    rollout_length=128,
+    num_epochs=4,
+    num_minibatches=8,
+    learning_rate=5e-3,
+    entropy_coef=0.01,
+    value_clip=0.2,
+)
+
+PRESETS: dict[tuple[str, str], Preset] = {
+    ("ppo", "CartPole-v1"): Preset(
+        PPO(
+            rollout_length=32,
+            num_epochs=20,
+            num_minibatches=1,
+            learning_rate=1e-3,
+            gamma=0.98,
+            gae_lambda=0.8,
+            entropy_coef=0.0,
+        ),
+        {"num_envs": 8, "total_steps": 100_000},
+        _ZOO,
+    ),
+    ("ppo", "Acrobot-v1"): Preset(
+        PPO(
+            rollout_length=256,
+            num_epochs=4,
+            num_minibatches=16,
+            learning_rate=3e-4,
+            anneal=False,
+            gae_lambda=0.94,
+            entropy_coef=0.0,
+            normalize_obs=True,
+            normalize_reward=True,
+        ),
+        {"num_envs": 16, "total_steps": 1_000_000},
+        _ZOO,
+    ),
+    ("ppo", "MountainCar-v0"): Preset(
+        PPO(
+            rollout_length=16,
+            num_epochs=4,
+            num_minibatches=4,
+            learning_rate=3e-4,
+            anneal=False,
+            gae_lambda=0.98,
+            entropy_coef=0.0,
+            normalize_obs=True,
+            normalize_reward=True,
+        ),
+        {"num_envs": 16, "total_steps": 1_000_000},
+        _ZOO,
+    ),
+    ("ppo", "MountainCarContinuous-v0"): Preset(
+        PPO(
+            network=MLP(initial_log_std=-1.2),
+            rollout_length=128,
+            num_epochs=10,
+            num_minibatches=4,
+            learning_rate=3e-4,
+            anneal=False,
+            gamma=0.9999,
+            gae_lambda=0.9,
+            clip_eps=0.1,
+            entropy_coef=0.004,
+            value_coef=0.2,
+            max_grad_norm=5.0,
+            normalize_obs=True,
+            normalize_reward=True,
+        ),
+        {"num_envs": 16, "total_steps": 300_000},
+        _ZOO,
+    ),
+    ("ppo", "Pendulum-v1"): Preset(
+        PPO(
+            rollout_length=256,
+            num_epochs=10,
+            num_minibatches=16,
+            learning_rate=1e-3,
+            anneal=False,
+            gamma=0.9,
+            entropy_coef=0.0,
+        ),
+        {"num_envs": 16, "total_steps": 500_000},
+        _ZOO,
+    ),
+    **{
+        ("ppo", f"{game}-MinAtar"): Preset(
+            _MINATAR, {"num_envs": 64, "total_steps": 10_000_000}, _PUREJAXRL
+        )
+        for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
+    },
+}

@@ -1,0 +1,194 @@
+"""A callback that writes a run's directory as the run goes on.
+
+    config.json          settings, versions, devices, commit
+    metrics.jsonl        a row for each update
+    evaluations.jsonl    a row for each evaluation, with every episode
+    checkpoints/last.npz the training state
+    summary.json         the result
+    curves.png           the learning curve
+
+Rows are only appended, and flushed at every call; the other files are whole at
+every instant. No file has a bare NaN: a value that is not finite is null.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from jaxrl_par.train import checkpoint
+from jaxrl_par.train.callbacks import Progress
+from jaxrl_par.train.evaluate import Evaluation
+from jaxrl_par.train.run import STATE_FILE, finite, write_json
+
+# Seconds between checkpoints of the state.
+CHECKPOINT_SECONDS = 60.0
+# Episodes of the mean return in the summary.
+_RECENT_EPISODES = 100
+
+
+class RunDirectory:
+    """Writes `path`; `description` becomes `config.json`.
+
+    Raises ValueError, by name, for a directory that is not empty or not writable.
+    Nothing is created before the first update has been made.
+    """
+
+    def __init__(self, path: str | Path, description: dict[str, Any]) -> None:
+        self.path = Path(path)
+        self._description = description | {"commit": commit()}
+        self._rows: TextIO | None = None
+        self._saved_at = 0.0
+        self._recent: list[tuple[int, float]] = []  # episodes, mean return
+        check_fresh(self.path)
+
+    def __call__(self, progress: Progress) -> None:
+        """Append what is new; save the state once a minute and at the end."""
+        if self._rows is None:
+            self._create()
+        self._append(progress)
+        now = time.monotonic()
+        if progress.finished or now - self._saved_at > CHECKPOINT_SECONDS:
+            checkpoint.save(self.path / STATE_FILE, progress.state)
+            self._saved_at = now
+        if progress.finished:
+            self._finish(progress)
+
+    def _create(self) -> None:
+        check_fresh(self.path)
+        (self.path / STATE_FILE).parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "config.json", self._description)
+        # Left open for the run's length; every call flushes it.
+        self._rows = open(self.path / "metrics.jsonl", "x")  # noqa: SIM115
+        self._saved_at = time.monotonic()
+
+    def _append(self, progress: Progress) -> None:
+        assert self._rows is not None
+        rows = [dict(row) for row in progress.rows]
+        if rows:  # the only row whose time is known
+            rows[-1]["seconds"] = progress.seconds
+        self._rows.writelines(to_line(row) for row in rows)
+        self._rows.flush()
+        ended = [row for row in rows if row["episode_count"]]
+        self._recent += [
+            (int(row["episode_count"]), row["episode_return"]) for row in ended
+        ]
+        self._recent = self._recent[-_RECENT_EPISODES:]
+        if progress.evaluation is not None:
+            row = {"update": progress.update, "env_steps": progress.env_steps}
+            row |= summarize(progress.evaluation)
+            row |= {
+                "returns": progress.evaluation.returns.tolist(),
+                "lengths": progress.evaluation.lengths.tolist(),
+            }
+            with open(self.path / "evaluations.jsonl", "a") as file:
+                file.write(to_line(row))
+
+    def _finish(self, progress: Progress) -> None:
+        evaluation = progress.evaluation
+        write_json(
+            self.path / "summary.json",
+            {
+                "env_steps": progress.env_steps,
+                "frames": progress.frames,
+                "updates": progress.update,
+                "stopped_early": progress.env_steps < progress.total_steps,
+                "seconds": progress.seconds,
+                "compile_seconds": progress.compile_seconds,
+                "steps_per_second": progress.env_steps / max(progress.seconds, 1e-9),
+                "training_return": recent_return(self._recent),
+                "evaluation": None if evaluation is None else summarize(evaluation),
+            },
+        )
+        assert self._rows is not None
+        self._rows.close()
+        self._rows = None
+        # Here, for matplotlib takes a second to import.
+        from jaxrl_par.train.plots import plot_runs
+
+        plot_runs([self.path], self.path / "curves.png")
+
+
+def default_directory(algorithm: str, env: str, seed: int) -> Path:
+    """A directory in `runs` that does not exist, with the time in its name."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    base = f"{env}-{algorithm}-seed{seed}-{stamp}".replace(":", "-").replace("/", "-")
+    names = [base, *(f"{base}-{count}" for count in range(2, 1000))]
+    return next(path for name in names if not (path := Path("runs") / name).exists())
+
+
+def check_fresh(path: Path) -> None:
+    """Raise ValueError unless `path` is empty or can be made."""
+    if path.is_dir():
+        if any(path.iterdir()):
+            raise ValueError(
+                f"out {str(path)!r} is not empty: name a fresh directory, or remove it"
+            )
+    elif path.exists():
+        raise ValueError(f"out {str(path)!r} is a file; it must be a directory")
+    above = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise ValueError(f"out {str(path)!r}: {str(above)!r} cannot be written to")
+
+
+def summarize(evaluation: Evaluation) -> dict[str, float | int | None]:
+    """Mean, spread and bounds of an evaluation's episodes."""
+    returns, lengths = evaluation.returns, evaluation.lengths
+    result: dict[str, float | int | None] = {
+        "episodes": int(returns.size),
+        "unfinished": evaluation.unfinished,
+    }
+    if returns.size:
+        result |= {
+            "mean_return": float(returns.mean()),
+            "std_return": float(returns.std()),
+            "min_return": float(returns.min()),
+            "max_return": float(returns.max()),
+            "mean_length": float(lengths.mean()),
+        }
+    return result
+
+
+def recent_return(rows: list[tuple[int, float]]) -> float | None:
+    """Mean return of about the last 100 episodes; None if there was none."""
+    total, weighted = 0, 0.0
+    for count, mean in reversed(rows):
+        total += count
+        weighted += count * mean
+        if total >= _RECENT_EPISODES:
+            break
+    return weighted / total if total else None
+
+
+def to_line(row: dict[str, Any]) -> str:
+    """One line of JSON; numbers that JSON has not become null."""
+    return json.dumps(finite(row), default=_number) + "\n"
+
+
+def _number(value: Any) -> Any:
+    return np.asarray(value).tolist()
+
+
+def commit() -> str | None:
+    """The commit of this package's checkout ("+" if it was changed), or None."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(root), *words]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "jaxrl_par")
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
