@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl_par.types import Array
@@ -12,7 +13,8 @@ def ppo_clip(log_ratio: Array, advantage: Array, clip_eps: Array | float) -> Arr
 
     `log_ratio` is log pi(a|s) - log pi_old(a|s). Schulman et al. 2017, eq. 7.
     """
-    ratio = jnp.exp(log_ratio)
+    # An infinite ratio has a NaN gradient even where the clipped one is chosen.
+    ratio = jnp.exp(jnp.minimum(log_ratio, 20.0))
     clipped = jnp.clip(ratio, 1 - clip_eps, 1 + clip_eps)
     return -jnp.minimum(ratio * advantage, clipped * advantage)
 
@@ -41,5 +43,8 @@ def approx_kl(log_ratio: Array) -> Array:
 
 
 def standardize(x: Array, mean: Array, var: Array) -> Array:
-    """(x - mean) / std with the population deviation; zeros where x is constant."""
-    return (x - mean) / (jnp.sqrt(var) + 1e-8)
+    """(x - mean) / std with the population deviation; zeros where x is constant.
+
+    A deviation far below 1e-5 of the mean is rounding and is not blown up to 1.
+    """
+    return (x - mean) * jax.lax.rsqrt(var + jnp.square(1e-5 * mean) + 1e-16)

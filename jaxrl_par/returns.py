@@ -37,8 +37,10 @@ def gae(
 
     Schulman et al. 2016, eq. 16, with the sum cut at episode ends.
     """
-    goes_on = 1.0 - terminated.astype(jnp.float32)
-    delta = reward + gamma * goes_on * next_value - value
+    reward, value = reward.astype(jnp.float32), value.astype(jnp.float32)
+    # Not a product with 0: what follows a termination may be anything.
+    follow = jnp.where(terminated, 0.0, next_value.astype(jnp.float32))
+    delta = reward + gamma * follow - value
     decay = gamma * lambda_ * jnp.where(terminated | truncated, 0.0, 1.0)
 
     def backwards(advantage: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -60,7 +62,7 @@ def discounted_returns(
       reward, ended: [T, ...]; `ended` covers both kinds of end.
 
     Returns:
-      (carry [...] for the next rollout, sums [T, ...]).
+      (carry [...] for the next rollout, sums [T, ...]), float32.
     """
 
     def forwards(total: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -68,4 +70,5 @@ def discounted_returns(
         total = reward_t + gamma * total
         return jnp.where(ended_t, 0.0, total), total
 
-    return jax.lax.scan(forwards, start, (reward, ended))
+    steps = (reward.astype(jnp.float32), ended)
+    return jax.lax.scan(forwards, start.astype(jnp.float32), steps)
