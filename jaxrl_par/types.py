@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar, dataclass_transform, runtime_checkable
+from typing import (
+    Any,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    dataclass_transform,
+    runtime_checkable,
+)
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +23,10 @@ import numpy as np
 
 from jaxrl_par.spaces import Space
 
-Array = jax.Array
-Key = jax.Array
-PyTree = Any
-Axes = tuple[str, ...]
+Array: TypeAlias = jax.Array
+Key: TypeAlias = jax.Array
+PyTree: TypeAlias = Any
+Axes: TypeAlias = tuple[str, ...]
 _T = TypeVar("_T")
 
 
@@ -91,9 +98,7 @@ class Environment(Protocol):
         """Start an episode: (state, obs)."""
         ...
 
-    def step(
-        self, key: Key, state: PyTree, action: Array
-    ) -> tuple[PyTree, StepResult]:
+    def step(self, key: Key, state: PyTree, action: Array) -> tuple[PyTree, StepResult]:
         """Apply one action: (state, result)."""
         ...
 
@@ -120,10 +125,10 @@ class Rollout:
     """T steps of B environments: the transitions an algorithm learns from.
 
     The successor of (t, b) is `obs[t + 1, b]` inside an episode and `last_obs[b]`
-    after the last step; where a time limit cut an episode it is kept in
-    `cut_obs`, one row per possible cut of the rollout. After a termination nothing
-    follows and no successor is needed. Use `successor_values`, or `next_obs` for
-    the whole array.
+    after the last step; where a time limit cut an episode it is kept in `cut_obs`:
+    row k is the successor of an environment's k-th cut, for K < T possible cuts;
+    with K = T, row t is that of step t. After a termination nothing follows and no
+    successor is needed. Use `successor_values`, or `next_obs` for the whole array.
     """
 
     obs: PyTree  # [T, B, ...]
@@ -134,7 +139,7 @@ class Rollout:
     first: Array  # [T, B] bool
     extras: PyTree  # [T, B, ...] what `Algorithm.act` returned
     last_obs: PyTree  # [B, ...] what to act on next
-    cut_obs: PyTree  # [K, B, ...] true successors of the truncated steps, in order
+    cut_obs: PyTree  # [K, B, ...] true successors of the truncated steps
     initial_carry: PyTree  # [B, ...] the policy's memory before the first step
     progress: Array  # () float32 in [0, 1): share of the run done at the start
 
@@ -258,7 +263,9 @@ class TrainState:
 
 def is_key(leaf: Any) -> bool:
     """Whether a leaf is a typed PRNG key array."""
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(
+        leaf.dtype, jax.dtypes.prng_key
+    )
 
 
 def strong(tree: PyTree) -> PyTree:

@@ -106,12 +106,12 @@ def collect(
     num_envs = state.episode_length.shape[0]
     first_id = collectives.index(axes) * num_envs
     keys = _env_keys(key, first_id, num_envs, 1 + env.num_keys(length))
-    noise = jax.vmap(
-        lambda k: algorithm.noise(state.algorithm, k, length), out_axes=1
-    )(keys[0])
+    noise = jax.vmap(lambda k: algorithm.noise(state.algorithm, k, length), out_axes=1)(
+        keys[0]
+    )
     draws = env.prepare(keys[1:], length)
     cut_rows = env.max_cuts(length)
-    keep_all = cut_rows > MAX_CUT_ROWS
+    keep_all = cut_rows > MAX_CUT_ROWS or cut_rows == length
 
     def step(carry: tuple, drawn: tuple) -> tuple[tuple, tuple]:
         env_state, obs, first, memory, cuts, cut_count = carry
@@ -163,7 +163,9 @@ def collect(
         progress=progress,
     )
     state = dataclasses.replace(
-        state, env=env_state, carry=memory,
+        state,
+        env=env_state,
+        carry=memory,
         timestep=dataclasses.replace(timestep, obs=last_obs, first=first),
     )
     return state, rollout
@@ -180,9 +182,16 @@ def _keep_cut(cuts: PyTree, count: Array, obs: PyTree, truncated: Array) -> PyTr
     """Put the successors of truncated steps in the next free row of `cuts`."""
 
     def put(rows: Array, new: Array) -> Array:
-        return jnp.stack(
-            [where(truncated & (count == k), new, row) for k, row in enumerate(rows)]
-        ) if rows.shape[0] else rows
+        return (
+            jnp.stack(
+                [
+                    where(truncated & (count == k), new, row)
+                    for k, row in enumerate(rows)
+                ]
+            )
+            if rows.shape[0]
+            else rows
+        )
 
     return jax.tree.map(put, cuts, obs)
 
