@@ -65,12 +65,12 @@ def shuffled_rows(key: Key, sizes: Sizes, num_epochs: int, axes: Axes) -> Array:
     groups, blocks = sizes.groups, sizes.blocks
     group_ids = collectives.index(axes) * groups + jnp.arange(groups)
     epochs = jnp.arange(num_epochs)[:, None] * (groups * collectives.size(axes))
-    ids = (epochs + group_ids).reshape(-1)
+    ids = (epochs + group_ids[None]).reshape(-1)
     keys = jax.vmap(partial(jax.random.fold_in, key))(ids)
     order = permutations(keys, sizes.length * blocks)
     order = order.reshape(num_epochs, groups, -1)  # [epochs, G, T * blocks]
     step, block = order // blocks, order % blocks
-    row = (step * groups + jnp.arange(groups)[:, None]) * blocks + block
+    row = (step * groups + jnp.arange(groups)[None, :, None]) * blocks + block
     row = row.reshape(num_epochs, groups, sizes.num_minibatches, -1).swapaxes(1, 2)
     return row.reshape(num_epochs, sizes.num_minibatches, -1)
 
@@ -96,5 +96,5 @@ def permutations(keys: Key, n: int) -> Array:
     """
     bits = jax.vmap(lambda key: jax.random.bits(key, (n,)))(keys)
     low = jnp.uint32((1 << max(n - 1, 1).bit_length()) - 1)
-    words = (bits & ~low) | jnp.arange(n, dtype=jnp.uint32)
+    words = (bits & ~low) | jnp.arange(n, dtype=jnp.uint32)[None]
     return (jax.lax.sort(words, is_stable=False) & low).astype(jnp.int32)

@@ -88,9 +88,9 @@ def _play(
         t, env_state, obs, memory, first, returns, lengths = carry
         memory, action, _ = algorithm.act(state, memory, obs, None, greedy=True)
         keys = jax.random.split(jax.random.fold_in(step_key, t), num_envs)
-        current = slots == env_state.episodes  # [quota, E]; none once all are played
+        current = slots == env_state.episodes[None]  # [quota, E]; none after the last
         env_state, new = env.step(env_state, action, Draws(keys, (), pool))
-        returns = returns + jnp.where(current, new.reward, 0.0)
+        returns = returns + jnp.where(current, new.reward[None], 0.0)
         return (
             t + 1,
             env_state,
