@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,9 +16,11 @@ def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
     common.use_cores(settings["cores"])
     start = time.perf_counter()
     import jaxrl_par as jp
+    from jaxrl_par.cli.startup import prepare_backend
     from jaxrl_par.train.loop import Trainer
 
-    prepare_cpu(settings["num_envs"] * common.PPO["rollout_length"])
+    samples = settings["num_envs"] * common.PPO["rollout_length"]
+    prepare_backend(samples, data=None, device="auto")  # as the command line does
     use_empty_cache()
     import_seconds = time.perf_counter() - start
     algorithm, env = ppo(), jp.make(settings["env"])
@@ -64,16 +65,6 @@ def use_empty_cache() -> None:
     atexit.register(cache.cleanup)
     jax.config.update("jax_compilation_cache_dir", cache.name)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
-def prepare_cpu(samples: int) -> None:
-    """What the command line does before jax starts."""
-    from jaxrl_par import use_cpu_cores
-
-    if samples < 2 * 2048:
-        os.environ.setdefault("NPROC", "1")
-    else:
-        use_cpu_cores()
 
 
 def ppo() -> Any:
