@@ -15,7 +15,6 @@ from typing import Any
 from jaxrl_par import checks
 from jaxrl_par.algorithms.ppo import PPO
 from jaxrl_par.networks.actor_critic import CNN, MLP
-from jaxrl_par.types import Algorithm
 
 ALGORITHMS = {"ppo": PPO}
 
@@ -26,7 +25,7 @@ NETWORKS = {"mlp": MLP, "cnn": CNN}
 class Preset:
     """An algorithm, and settings of a run (fields of `TrainConfig`)."""
 
-    algorithm: Algorithm
+    algorithm: PPO
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     source: str = ""
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import tyro
@@ -57,21 +57,23 @@ def finite_number(text: str) -> float:
 
 @_REGISTRY.primitive_rule
 def _int_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    return _number_rule(int, whole_number, "INT") if info.type is int else None
+    return _number_rule(whole_number, "INT") if info.type is int else None
 
 
 @_REGISTRY.primitive_rule
 def _float_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    return _number_rule(float, finite_number, "FLOAT") if info.type is float else None
+    return _number_rule(finite_number, "FLOAT") if info.type is float else None
 
 
-def _number_rule(kind: type, convert: Any, metavar: str) -> PrimitiveConstructorSpec:
+def _number_rule(
+    convert: Callable[[str], float], metavar: str
+) -> PrimitiveConstructorSpec:
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
         instance_from_str=lambda texts: convert(texts[0]),
         is_instance=lambda value: isinstance(value, int | float),
-        str_from_instance=lambda value: [format(value, "g" if kind is float else "")],
+        str_from_instance=lambda value: [str(value)],
     )
 
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_par.train.run import read_config, read_metrics
+from jaxrl_par.train.run import read_config, read_metrics, read_rows
 
 # Points of a curve; each is the mean over its share of the steps.
 POINTS = 100
 _BOOTSTRAPS = 1000
+_FORMATS = (".png", ".svg", ".pdf")
 # Of `config.json`, what does not tell one curve from another.
 _NOT_SETTINGS = ("seed", "devices", "versions", "commit", "format", "device", "data")
 
@@ -53,6 +54,7 @@ def plot_runs(directories: Sequence[str | Path], path: str | Path) -> list[Curve
 
     Raises ValueError for a directory that is no run, or holds no finished episode.
     """
+    path = check_picture(path)
     curves = read_curves([Path(directory) for directory in directories])
     # Here, for it takes seconds to import; the figure alone, without global state.
     from matplotlib.figure import Figure
@@ -67,8 +69,16 @@ def plot_runs(directories: Sequence[str | Path], path: str | Path) -> list[Curve
         panel.set(title=env, xlabel="environment steps", ylabel="episode return")
         panel.grid(alpha=0.3)
         panel.legend(fontsize="small")
-    figure.savefig(Path(path), dpi=120)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
     return curves
+
+
+def check_picture(path: str | Path) -> Path:
+    """The path; ValueError if its name does not end as a picture's does."""
+    if Path(path).suffix.lower() not in _FORMATS:
+        raise ValueError(f"out {str(path)!r} must end in one of {', '.join(_FORMATS)}")
+    return Path(path)
 
 
 def read_curves(directories: Sequence[Path]) -> list[Curve]:
@@ -126,10 +136,10 @@ def _curve(
     evaluations = [
         (row["env_steps"], row.get("mean_return"))
         for directory in directories
-        for row in _read_lines(directory / "evaluations.jsonl")
+        for row in read_rows(directory / "evaluations.jsonl")
     ]
     return Curve(
-        env=settings["env"],
+        env=settings["env_name"],
         label=_label(settings, kinds, len(directories)),
         steps=edges[1:],
         returns=np.stack(returns),
@@ -157,10 +167,8 @@ def _draw(panel: Any, curve: Curve) -> None:
 
 def _settings(config: dict[str, Any]) -> dict[str, Any]:
     """What tells one curve from another, flat: dotted names to JSON values."""
-    env = config["env"]
-    flat = {"env": env.get("make") or env["type"].rpartition(":")[2]}
     kept = {k: v for k, v in config.items() if k not in _NOT_SETTINGS}
-    return flat | _flatten(kept)
+    return _flatten(kept)
 
 
 def _flatten(value: Any, name: str = "") -> dict[str, Any]:
@@ -174,7 +182,7 @@ def _flatten(value: Any, name: str = "") -> dict[str, Any]:
 
 def _label(settings: dict[str, Any], kinds: list[dict[str, Any]], runs: int) -> str:
     """The algorithm, and the settings in which the curves of its panel differ."""
-    same_env = [kind for kind in kinds if kind["env"] == settings["env"]]
+    same_env = [kind for kind in kinds if kind["env_name"] == settings["env_name"]]
     name = settings["algorithm.type"].rpartition(":")[2]
     differing = [
         f"{key.rpartition('.')[2]} {value}"
@@ -185,7 +193,3 @@ def _label(settings: dict[str, Any], kinds: list[dict[str, Any]], runs: int) -> 
     return " ".join([name, ", ".join(differing[:4])]).strip() + count
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]

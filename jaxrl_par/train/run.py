@@ -85,6 +85,7 @@ def full_description(
         "format": FORMAT,
         "algorithm": describe(algorithm),
         "env": describe(env),
+        "env_name": env.spec.name,
         **config,
     }
 
@@ -106,29 +107,71 @@ def load(
     """
     directory = Path(directory)
     config = read_config(directory)
-    algorithm = algorithm or rebuild(config.pop("algorithm"), "algorithm")
-    env = env or rebuild(config.pop("env"), "env")
-    config = {k: v for k, v in config.items() if k not in ("algorithm", "env")}
-    batched = BatchedEnv(env, config["reset"], config["pool_size"])
+    try:
+        rules: Algorithm = algorithm or rebuild(config["algorithm"], "algorithm")
+        world: Environment = env or rebuild(config["env"], "env")
+        num_envs: int = config["num_envs"]
+        batched = BatchedEnv(world, config["reset"], config["pool_size"])
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{directory / 'config.json'} is damaged: {type(error).__name__}: {error}"
+        ) from error
+    kept = {k: v for k, v in config.items() if k not in ("algorithm", "env", "format")}
     like = jax.eval_shape(
-        lambda: step.init_state(
-            algorithm, batched, config["num_envs"], jax.random.key(0)
-        )
+        lambda: step.init_state(rules, batched, num_envs, jax.random.key(0))
     )
+    state = checkpoint.load(directory / STATE_FILE, like)
+    metrics = read_metrics(directory / "metrics.jsonl")
+    seconds = metrics.get("seconds", np.zeros(0))
     return Run(
-        algorithm=algorithm,
-        env=env,
-        config={k: v for k, v in config.items() if k != "format"},
-        state=checkpoint.load(directory / STATE_FILE, like),
-        metrics=read_metrics(directory / "metrics.jsonl"),
+        algorithm=rules,
+        env=world,
+        config=kept,
+        state=state,
+        metrics=metrics,
+        evaluations=read_evaluations(directory / "evaluations.jsonl"),
+        env_steps=int(state.update) * num_envs * rules.rollout_length,
+        seconds=float(np.nanmax(seconds, initial=0.0)),
+    )
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines; none if there is no file.
+
+    A last line that is not whole (a run killed while it wrote) is left out. Raises
+    ValueError for any other line that is no JSON.
+    """
+    if not path.exists():
+        return []
+    text = path.read_text()
+    lines = text.split("\n")[:-1]  # what follows the last newline is not whole
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: line {number}: {error}") from None
+    return rows
+
+
+def read_evaluations(path: Path) -> tuple[tuple[int, Evaluation], ...]:
+    """(env_steps, result) of each row of an evaluations file."""
+    return tuple(
+        (
+            row["env_steps"],
+            Evaluation(
+                returns=np.array(row["returns"], np.float32),
+                lengths=np.array(row["lengths"], np.int32),
+                unfinished=row["unfinished"],
+            ),
+        )
+        for row in read_rows(path)
     )
 
 
 def read_metrics(path: Path) -> dict[str, np.ndarray]:
     """The rows of a metrics file as arrays [updates]; NaN where a row lacks a value."""
-    if not path.exists():
-        return {}
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_rows(path)
     names = dict.fromkeys(name for row in rows for name in row)
     return {
         name: np.array([_number(row.get(name)) for row in rows]) for name in names
@@ -154,14 +197,25 @@ def finite(value: Any) -> Any:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
+    """The settings of a run; ValueError if the directory is not one."""
     path = directory / "config.json"
+    if not directory.is_dir():
+        raise ValueError(f"there is no directory {str(directory)!r}")
+    if not path.exists():
+        inside = sorted(str(p.parent) for p in directory.glob("*/config.json"))
+        hint = f"; it holds runs: {', '.join(inside[:5])}" if inside else ""
+        raise ValueError(
+            f"{str(directory)!r} is not a run directory: it has no config.json{hint}"
+        )
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{directory} is not a run directory: {error}") from None
-    if config.get("format") != FORMAT:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if not isinstance(config, dict) or "format" not in config:
+        raise ValueError(f"{path} is not a run's config: it has no format")
+    if config["format"] != FORMAT:
         raise ValueError(
-            f"{path}: format {config.get('format')!r} must be {FORMAT}: it was written "
+            f"{path}: format {config['format']!r} must be {FORMAT}: it was written "
             f"by another version of jaxrl_par"
         )
     return config
