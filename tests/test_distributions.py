@@ -1,0 +1,438 @@
+"""Policies as distributions, against NumPy and hand-worked numbers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_par import distributions
+from jaxrl_par.distributions import Categorical, MultiCategorical, Normal, TanhNormal
+from jaxrl_par.spaces import Box, Dict, Discrete, MultiDiscrete
+
+F = np.float32
+HIGHEST = np.float32(1 - 2**-23)  # of jax.random.uniform
+UNIT = Box(-1.0, 1.0, (1,))
+EACH = [
+    Categorical(5),
+    MultiCategorical((2, 3, 4)),
+    Normal(Box(-1.0, 1.0, (3,))),
+    TanhNormal(Box(-1.0, 1.0, (3,))),
+]
+each = pytest.mark.parametrize("distribution", EACH, ids=lambda d: type(d).__name__)
+
+
+def chi_square(counts, expected):
+    return ((counts - expected) ** 2 / expected).sum()
+
+
+def softmax(logits):
+    weight = np.exp(logits - logits.max(-1, keepdims=True))
+    return weight / weight.sum(-1, keepdims=True)
+
+
+@partial(jax.jit, static_argnums=0)
+def everything(distribution, outputs, noise):
+    """A distribution's functions in one program: sample, log_prob, entropy, ..."""
+    sample = distribution.sample(outputs, noise)
+    return (
+        sample,
+        distribution.log_prob(outputs, sample),
+        distribution.entropy(outputs),
+        distribution.mode(outputs),
+        distribution.to_action(sample),
+    )
+
+
+def random_outputs(distribution, shape=(7, 6), seed=0):
+    """Outputs with any leading axes; log deviations around -1."""
+    outputs = np.random.default_rng(seed).normal(
+        size=(*shape, distribution.num_outputs)
+    )
+    return jnp.asarray(outputs - isinstance(distribution, Normal), jnp.float32)
+
+
+def values_and_jacobian(function):
+    return lambda x: (function(x), jax.jacobian(function)(x))
+
+
+# Categorical
+
+
+@pytest.mark.parametrize("n", [1, 2, 8, 33])
+def test_categorical_matches_numpy(n):
+    logits = np.random.default_rng(n).normal(size=(50, n)).astype(np.float32) * 3
+    p = softmax(logits.astype(np.float64))
+    sample = np.arange(50) % n
+    distribution = Categorical(n)
+
+    @jax.jit
+    def both(logits, sample):
+        return distribution.log_prob(logits, sample), distribution.entropy(logits)
+
+    log_prob, found_entropy = both(logits, sample.astype(np.int32))
+    np.testing.assert_allclose(
+        log_prob, np.log(p[np.arange(50), sample]), rtol=1e-5, atol=1e-6
+    )
+    entropy = -(p * np.log(p)).sum(-1)
+    np.testing.assert_allclose(found_entropy, entropy, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(distribution.mode(jnp.asarray(logits)), p.argmax(-1))
+
+
+def test_samples_have_the_policy_s_frequencies():
+    logits = jnp.array([0.5, -1.0, 2.0, 0.0, -3.0])
+    number = 200_000
+    noise = Categorical(5).noise(jax.random.key(0), (number,))
+    outputs = jnp.broadcast_to(logits, (number, 5))
+    samples = jax.jit(Categorical(5).sample)(outputs, noise)
+    counts = np.bincount(samples, minlength=5)
+    # 0.999 quantile of chi-square with 4 degrees of freedom: 18.5.
+    assert chi_square(counts, number * softmax(np.asarray(logits))) < 18.5
+
+
+@pytest.mark.parametrize("n", [2, 8, 64, 100])
+@pytest.mark.parametrize("u", [0.0, 2**-23, 0.5, HIGHEST])
+def test_any_uniform_gives_a_possible_index(n, u):
+    rng = np.random.default_rng(n)
+    logits = rng.normal(size=(2000, n)) * 5
+    mask = rng.random((2000, n)) < 0.4
+    mask[np.arange(2000), rng.integers(0, n, 2000)] = True
+    outputs = distributions.mask_outputs(
+        jnp.asarray(logits, jnp.float32), jnp.asarray(mask)
+    )
+    sample = np.asarray(jax.jit(Categorical(n).sample)(outputs, np.full(2000, u, F)))
+    assert sample.dtype == np.int32
+    assert ((sample >= 0) & (sample < n)).all()
+    assert mask[np.arange(2000), sample].all()
+    # The share before it ends at or below u, and its own above, but for rounding.
+    cumulative = softmax(np.where(mask, logits, -np.inf)).cumsum(-1)
+    before = np.concatenate([np.zeros((2000, 1)), cumulative], -1)
+    assert (before[np.arange(2000), sample] <= u + 1e-6).all()
+    assert (cumulative[np.arange(2000), sample] >= u - 1e-6).all()
+
+
+def test_no_uniform_gives_an_impossible_index():
+    # The uniforms beside every boundary, where rounding decides: a cumulative sum is
+    # a tree of sums, and not flat over impossible actions from eight on.
+    rng = np.random.default_rng(0)
+    mask = rng.random((4000, 16)) < 0.5
+    mask[:, 0] = True
+    logits = np.where(mask, rng.normal(size=mask.shape), -np.inf)
+    cumulative = softmax(logits).cumsum(-1)
+    grid = np.round(cumulative * 2**23) / 2**23
+    outputs = jnp.asarray(logits, jnp.float32)
+    sample = jax.jit(Categorical(16).sample)
+    for step in range(-4, 5):
+        for k in range(16):
+            u = np.clip(grid[:, k] + step * 2.0**-23, 0, HIGHEST)
+            index = np.asarray(sample(outputs, jnp.asarray(u, jnp.float32)))
+            assert mask[np.arange(4000), index].all()
+
+
+def test_masked_entropy_and_log_prob():
+    # C025. p = [1, e] / (1 + e) = [.2689414, .7310586];
+    # H = -.2689414 * -1.3132617 - .7310586 * -.3132617 = .5822031
+    mask = jnp.array([True, True, False])
+    distribution = Categorical(3)
+
+    def both(logits):
+        outputs = distributions.mask_outputs(logits, mask)
+        sample = jnp.arange(3, dtype=jnp.int32)
+        rows = jnp.broadcast_to(outputs, (3, 3))
+        return distribution.entropy(outputs), distribution.log_prob(rows, sample)
+
+    logits = jnp.array([1.0, 2.0, 3.0])
+    entropy, log_prob = jax.jit(both)(logits)
+    np.testing.assert_allclose(entropy, 0.5822031, rtol=1e-6)
+    np.testing.assert_allclose(log_prob[:2], [-1.3132617, -0.3132617], rtol=1e-6)
+    np.testing.assert_allclose(jnp.exp(log_prob), [0.2689414, 0.7310586, 0], rtol=1e-6)
+    for gradient in jax.tree.leaves(jax.jit(jax.jacobian(both))(logits)):
+        assert np.isfinite(gradient).all()
+
+
+def test_a_masked_action_is_never_drawn():
+    number = 1_000_000
+    outputs = distributions.mask_outputs(
+        jnp.array([1.0, 2.0, 30.0]), jnp.array([True, True, False])
+    )
+
+    noise = Categorical(3).noise(jax.random.key(0), (number,))
+    sample = jax.jit(Categorical(3).sample)(
+        jnp.broadcast_to(outputs, (number, 3)), noise
+    )
+    counts = np.bincount(sample, minlength=3)
+    assert counts[2] == 0 and counts.sum() == number
+    # 0.999 quantile of chi-square with 1 degree of freedom: 10.8.
+    assert chi_square(counts[:2], number * np.array([0.2689414, 0.7310586])) < 10.8
+
+
+def test_a_row_with_every_action_masked_is_uniform():
+    def both(logits):
+        outputs = distributions.mask_outputs(logits, jnp.zeros(4, bool))
+        return Categorical(4).entropy(outputs), Categorical(4).log_prob(
+            outputs, jnp.int32(1)
+        )
+
+    logits = jnp.array([1.0, 2.0, 3.0, 4.0])
+    np.testing.assert_allclose(
+        jax.jit(both)(logits), [np.log(4), -np.log(4)], rtol=1e-6
+    )
+    assert np.isfinite(jax.jit(jax.jacobian(both))(logits)).all()
+    rows = np.full((4, 4), -1e9, F)
+    u = np.array([0.0, 0.3, 0.6, 0.9], F)
+    np.testing.assert_array_equal(Categorical(4).sample(rows, u), [0, 1, 2, 3])
+
+
+def test_extreme_logits_have_finite_values_and_gradients():
+    def all_of(logits):
+        sample = jnp.arange(2, dtype=jnp.int32)
+        rows = jnp.broadcast_to(logits, (2, 2))
+        return Categorical(2).entropy(logits), Categorical(2).log_prob(rows, sample)
+
+    both = jax.jit(values_and_jacobian(all_of))
+    inf = np.inf
+    for logits in ([0, -inf], [1e4, -1e4], [3e8, 0], [-1e30, -1e30], [-inf, -inf]):
+        for x in jax.tree.leaves(both(np.array(logits, F))):
+            assert np.isfinite(x).all()
+
+
+def test_actions_begin_at_start():
+    # C022. Discrete(3, start=-1): the environment is sent -1, 0 or 1.
+    distribution = distributions.for_space(Discrete(3, start=-1))
+    noise = distribution.noise(jax.random.key(0), (100,))
+    sample = distribution.sample(jnp.zeros((100, 3)), noise)
+    assert set(np.unique(sample)) == {0, 1, 2}  # log_prob's indices
+    action = distribution.to_action(sample)
+    assert action.dtype == jnp.int32
+    assert set(np.unique(action)) == {-1, 0, 1}
+    outputs = jnp.array([[9.0, 0, 0], [0, 9, 0], [0, 0, 9]])
+    greedy = distribution.to_action(distribution.mode(outputs))
+    np.testing.assert_array_equal(greedy, [-1, 0, 1])
+
+
+# MultiCategorical
+
+
+def test_multi_categorical_is_a_product():
+    distribution = MultiCategorical((2, 3, 4))
+    outputs = random_outputs(distribution, (40,))
+    noise = distribution.noise(jax.random.key(1), (40,))
+    sample, log_prob, entropy, mode, action = everything(distribution, outputs, noise)
+    outputs, noise = np.asarray(outputs), np.asarray(noise)
+    parts = zip((2, 3, 4), np.split(outputs, [2, 5], -1), noise.T, strict=True)
+    singles = [everything(Categorical(n), x, u) for n, x, u in parts]
+    one_by_one = [np.stack(found, -1) for found in zip(*singles, strict=True)]
+    np.testing.assert_array_equal(sample, one_by_one[0])
+    np.testing.assert_allclose(log_prob, one_by_one[1].sum(-1), rtol=1e-6)
+    np.testing.assert_allclose(entropy, one_by_one[2].sum(-1), rtol=1e-6)
+    np.testing.assert_array_equal(mode, one_by_one[3])
+    assert MultiDiscrete((2, 3, 4)).contains(action)
+
+
+# Normal and TanhNormal
+
+
+def test_normal_matches_numpy():
+    distribution = Normal(Box(-1.0, 1.0, (3,)))
+    outputs = random_outputs(distribution, (40,))
+    noise = distribution.noise(jax.random.key(0), (40,))
+    found, log_prob, entropy, mode, _ = everything(distribution, outputs, noise)
+    mean, log_std = np.split(np.asarray(outputs, np.float64), 2, -1)
+    std, noise = np.exp(log_std), np.asarray(noise)
+    sample = mean + std * noise
+    np.testing.assert_allclose(found, sample, rtol=1e-5, atol=1e-6)
+    density = np.exp(-(((sample - mean) / std) ** 2) / 2) / (std * np.sqrt(2 * np.pi))
+    np.testing.assert_allclose(log_prob, np.log(density).sum(-1), rtol=1e-4)
+    expected = np.log(std * np.sqrt(2 * np.pi * np.e)).sum(-1)
+    np.testing.assert_allclose(entropy, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mode, mean, rtol=1e-6)
+
+
+def test_normal_draws_have_mean_and_deviation():
+    outputs = jnp.broadcast_to(jnp.array([1.0, -2.0, 0.0, -1.0]), (100_000, 4))
+    distribution = Normal(Box(-9.0, 9.0, (2,)))
+    noise = distribution.noise(jax.random.key(0), (100_000,))
+    sample = np.asarray(distribution.sample(outputs, noise))
+    np.testing.assert_allclose(sample.mean(0), [1, -2], atol=0.015)
+    np.testing.assert_allclose(sample.std(0), [1, np.exp(-1)], atol=0.01)
+
+
+def test_tanh_normal_density_integrates_to_one():
+    # Midpoint rule in a = tanh(u) over (-1, 1), where the density lives.
+    edges = np.linspace(-1, 1, 20_001)
+    sample = np.arctanh((edges[1:] + edges[:-1]) / 2)[:, None].astype(F)
+    log_prob = jax.jit(TanhNormal(UNIT).log_prob)
+    for mean, std in ((0.0, 0.3), (1.0, 0.3), (0.0, 1.0), (1.0, 1.0)):
+        outputs = np.full((20_000, 2), [mean, np.log(std)], F)
+        density = np.exp(log_prob(outputs, sample))
+        np.testing.assert_allclose((density * np.diff(edges)).sum(), 1, atol=1e-3)
+
+
+def test_tanh_normal_is_the_change_of_variables():
+    distribution = TanhNormal(Box(-1.0, 1.0, (3,)))
+    outputs = random_outputs(distribution, (40,))
+    noise = distribution.noise(jax.random.key(0), (40,))
+    sample, log_prob, *_ = everything(distribution, outputs, noise)
+    _, normal, *_ = everything(Normal(distribution.box), outputs, noise)
+    slope = 1 - np.tanh(np.asarray(sample, np.float64)) ** 2
+    expected = normal - np.log(slope).sum(-1)
+    np.testing.assert_allclose(log_prob, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_log_prob_of_a_saturated_sample():
+    # C016. mu 10, sigma .1, u 10, of which tanh is 1.0 in float32.
+    # log N = -log .1 - .5 log 2 pi = 2.3025851 - .9189385      =   1.3836466
+    # log(1 - tanh^2) = 2 (log 2 - 10 - softplus(-20))          = -18.6137056
+    distribution = TanhNormal(UNIT)
+    sample = jnp.array([10.0])
+    assert jnp.tanh(sample) == 1.0
+
+    outputs = np.array([10.0, np.log(0.1)], F)
+    both = jax.jit(jax.value_and_grad(distribution.log_prob))
+    log_prob, gradient = both(outputs, sample)
+    np.testing.assert_allclose(log_prob, 19.9973522, atol=1e-3)
+    assert np.isfinite(gradient).all()
+
+
+def test_tanh_normal_entropy_is_the_mean_of_minus_log_prob():
+    z = np.linspace(-8, 8, 1001)  # a grid of quantiles instead of draws: no noise
+    weight = np.exp(-(z**2) / 2)
+    for std, within in ((0.3, 1e-3), (1.0, 1e-3), (2.0, 0.03)):
+        for mean in (0.0, 1.0, -3.0):
+            outputs = np.full((1001, 2), [mean, np.log(std)], F)
+            noise = z[:, None].astype(F)
+            _, log_prob, entropy, *_ = everything(TanhNormal(UNIT), outputs, noise)
+            expected = -np.average(log_prob, weights=weight)
+            np.testing.assert_allclose(entropy[0], expected, atol=within)
+
+
+@pytest.mark.parametrize("distribution", [Normal(UNIT), TanhNormal(UNIT)], ids=repr)
+def test_extreme_deviations_have_finite_values_and_gradients(distribution):
+    def all_of(outputs):
+        sample = distribution.sample(outputs, jnp.array([1.5]))
+        elsewhere = distribution.log_prob(outputs, jnp.array([3.0]))
+        log_prob = distribution.log_prob(outputs, sample)
+        return elsewhere, log_prob, distribution.entropy(outputs)
+
+    both = jax.jit(values_and_jacobian(all_of))
+    for log_std in (-1e3, -30.0, 0.0, 30.0, 1e3):
+        for x in jax.tree.leaves(both(np.array([1e3, log_std], F))):
+            assert np.isfinite(x).all()
+
+
+# All of them
+
+
+@each
+def test_leading_axes_are_free(distribution):
+    outputs = random_outputs(distribution)
+    noise = distribution.noise(jax.random.key(0), (7, 6))
+    grid = everything(distribution, outputs, noise)
+    assert grid[1].shape == grid[2].shape == (7, 6)
+    outputs, noise = np.asarray(outputs), np.asarray(noise)
+    one = everything(distribution, outputs[2, 3], noise[2, 3])
+    for found, expected in zip(grid, one, strict=True):
+        np.testing.assert_allclose(found[2, 3], expected, rtol=1e-5)
+
+
+@each
+def test_the_score_has_mean_zero(distribution):
+    # E[grad log p] = 0 for any normalised density: draws and density are of one law.
+    number = 50_000
+    outputs = np.asarray(random_outputs(distribution, (), seed=3))
+    rows = np.broadcast_to(outputs, (number, distribution.num_outputs))
+    noise = distribution.noise(jax.random.key(5), (number,))
+
+    @jax.jit
+    def scores(rows, noise):
+        sample = distribution.sample(rows, noise)
+        return jax.vmap(jax.grad(distribution.log_prob))(rows, sample)
+
+    score = np.asarray(scores(rows, noise))
+    error = score.std(0) / np.sqrt(number)
+    assert (abs(score.mean(0)) < 4.5 * error + 1e-6).all()
+
+
+@each
+def test_statistics_are_float32_when_fed_half_precision(distribution):
+    half = np.asarray(random_outputs(distribution).astype(jnp.bfloat16))
+    noise = distribution.noise(jax.random.key(0), (7, 6))
+    found = everything(distribution, half, noise)
+    assert {str(x.dtype) for x in found} <= {"float32", "int32"}
+    exact = everything(distribution, half.astype(F), noise)
+    for x, y in zip(found, exact, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+# To the environment's units
+
+
+@pytest.mark.parametrize("squash", [False, True])
+def test_actions_are_scaled_to_each_dimension_of_a_box(squash):
+    # C018. Box([0, 0], [5, 1]): -1, 0, 1 become 0, 2.5, 5 and 0, .5, 1.
+    box = Box(np.array([0.0, 0.0]), np.array([5.0, 1.0]))
+    distribution = distributions.for_space(box, squash)
+    unit = np.array([[-1.0, -1], [0, 0], [1, 1]], np.float32)
+    # Before tanh; +-20 is +-1 to the last bit.
+    sample = jnp.asarray(20 * unit if squash else unit)
+    np.testing.assert_allclose(
+        distribution.to_action(sample), [[0, 0], [2.5, 0.5], [5, 1]], rtol=1e-6
+    )
+    box = Box(-1.0, 3.0, (1,))
+    sample = (
+        jnp.array([[-20.0], [0], [20]]) if squash else jnp.array([[-1.0], [0], [1]])
+    )
+    action = distributions.for_space(box, squash).to_action(sample)
+    np.testing.assert_allclose(action[:, 0], [-1, 1, 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("squash", [False, True])
+def test_actions_never_leave_the_box(squash):
+    box = Box(np.array([[-0.1, 0.3], [-7.0, 1.0]]), np.array([[0.7, 0.9], [7.0, 1.1]]))
+    distribution = distributions.for_space(box, squash)
+    outputs = 30 * random_outputs(distribution, (200,))
+    noise = distribution.noise(jax.random.key(0), (200,))
+    *_, action = everything(distribution, outputs, noise)
+    assert (action.shape, action.dtype) == ((200, 2, 2), jnp.float32)
+    assert box.contains(np.asarray(action))
+
+
+def test_an_unbounded_box_is_clipped_to_the_bounds_it_has():
+    box = Box(np.array([-np.inf, 0.0]), np.array([np.inf, np.inf]))
+    sample = jnp.array([[-5.0, -5.0], [7.0, 7.0]])
+    action = distributions.for_space(box).to_action(sample)
+    np.testing.assert_array_equal(action, [[-5, 0], [7, 7]])
+
+
+@pytest.mark.parametrize(
+    ("box", "message"),
+    [
+        (Box(-np.inf, np.inf, (2,)), r"dimension \(0,\).* low -inf, high inf"),
+        (Box(0.0, np.array([1.0, np.inf])), r"dimension \(1,\).* low 0.0, high inf"),
+        (Box(1.0, 1.0, (1,)), r"dimension \(0,\).* low 1.0, high 1.0"),
+        (Box(-3e38, 3e38, (1,)), r"dimension \(0,\).* low -3.0+5\d*e\+38, high 3.0+5"),
+    ],
+    ids=repr,
+)
+def test_squashing_needs_finite_bounds(box, message):
+    with pytest.raises(ValueError, match=message):
+        distributions.for_space(box, squash=True)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [Box(0, 3, (2,), np.dtype(np.int32)), Dict((("a", Discrete(2)),))],
+    ids=["integers", "dictionary"],
+)
+def test_other_action_spaces_are_refused(space):
+    with pytest.raises(ValueError, match="must be Discrete, MultiDiscrete or a float"):
+        distributions.for_space(space)
+
+
+def test_distributions_are_equal_by_value():
+    for space in (Discrete(3), MultiDiscrete((2, 3)), Box(-1.0, 1.0, (2,))):
+        one, other = distributions.for_space(space), distributions.for_space(space)
+        assert one == other and hash(one) == hash(other)
