@@ -35,6 +35,7 @@ def test_every_own_environment_has_a_picture(name):
         ("CartPole-v1", [0, 0, 0, 0], [0, 0, 0.5, 0], True, True),  # leans right
         ("Pendulum-v1", [0, 0], [1.5, 0], False, True),  # falls to the left
         ("Acrobot-v1", [0, 0, 0, 0], [1, 0, 0, 0], True, False),  # swings up
+        ("Acrobot-v1", [0, 0, 0, 0], [0, 3, 0, 0], True, False),  # folds up
         ("MountainCar-v0", [-0.5, 0], [0.4, 0], True, False),  # drives uphill
         ("MountainCarContinuous-v0", [-0.5, 0], [-1, 0], False, False),
     ],
