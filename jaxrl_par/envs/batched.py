@@ -97,10 +97,9 @@ class BatchedEnv:
 
     def prepare(self, keys: Key, length: int) -> Draws:
         """Draw the randomness of `length` steps from keys [num_keys(length), B]."""
-        split = jax.vmap(jax.random.split, in_axes=(0, None), out_axes=1)
-        step_keys = split(keys[0], length)
+        step_keys = _step_keys(keys[0], length)
         if self.reset == "exact":
-            return Draws(step_keys, split(keys[1], length), ())
+            return Draws(step_keys, _step_keys(keys[1], length), ())
         return Draws(step_keys, (), self._start_states(keys[1:]))
 
     def step(
@@ -191,6 +190,18 @@ class BatchedEnv:
         slot = (state.episodes + 1) % size
         env = jnp.arange(state.episodes.shape[0])
         return jax.tree.map(lambda start: start[slot, env], draws.pool)
+
+
+def _step_keys(keys: Key, length: int) -> Key:
+    """Keys [length, B] from keys [B].
+
+    Not by split, whose result would have to be transposed: JAX's key-reuse check
+    takes transposed keys for used ones. One flat vmap: nested ones compile longer.
+    """
+    num_envs = keys.shape[0]
+    flat = jnp.broadcast_to(keys, (length, num_envs)).reshape(-1)
+    step = jnp.repeat(jnp.arange(length), num_envs)
+    return jax.vmap(jax.random.fold_in)(flat, step).reshape(length, num_envs)
 
 
 def where(mask: Array, new: PyTree, old: PyTree) -> PyTree:

@@ -1,0 +1,168 @@
+"""Small environments and an algorithm that the engine's tests share.
+
+Arrays are time-major in rollouts, [T, B, ...], and [B, T, ...] in `TallyState.last`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_par import collectives, distributions, spaces
+from jaxrl_par.types import Array, EnvSpec, PyTree, StepResult, pytree, static
+
+RECORDED = ("obs", "action", "reward", "terminated", "truncated", "first")
+
+
+@pytree
+class Fate:
+    """Ends at random, pays at random. Observation: [tag of the episode, its step].
+
+    So the true successor of (tag, t) is (tag, t + 1), and a tag tells episodes apart.
+    """
+
+    end: float = 0.2  # probability that a step terminates
+    cut: float = 0.0  # probability that it truncates, where `cuts_itself`
+    max_steps: int | None = static(default=None)
+    cuts_itself: bool = static(default=False)
+
+    @property
+    def spec(self) -> EnvSpec:
+        obs_space = spaces.Box(0.0, np.inf, (2,))
+        return EnvSpec("fate", obs_space, spaces.Discrete(3), self.max_steps)
+
+    def reset(self, key: Any) -> tuple[Array, Array]:
+        obs = jnp.stack([jax.random.uniform(key), 0.0])
+        return obs, obs
+
+    def step(self, key: Any, state: Array, action: Array) -> tuple[Array, StepResult]:
+        reward_key, end_key, cut_key = jax.random.split(key, 3)
+        obs = state + jnp.array([0.0, 1.0])
+        truncated = jax.random.bernoulli(cut_key, self.cut)
+        return obs, StepResult(
+            obs=obs,
+            reward=jax.random.normal(reward_key),
+            terminated=jax.random.bernoulli(end_key, self.end),
+            truncated=truncated if self.cuts_itself else False,
+        )
+
+
+@pytree
+class TallyState:
+    """What `Tally` learns and remembers."""
+
+    params: Array  # () float32
+    opt_state: Array  # () int32, updates made
+    last: dict[str, PyTree]  # [B, T, ...] the last rollout
+    spec: EnvSpec = static()
+
+
+@pytree
+class Tally:
+    """An algorithm that acts at random, follows the mean reward, and keeps its rollout.
+
+    It compiles in a second, so the engine's tests do not wait for PPO.
+    """
+
+    rollout_length: int = static(default=4)
+    rate: float = 0.1
+
+    sharded = ("last",)
+
+    def validate(self, spec: EnvSpec, num_envs: int) -> None:
+        distributions.for_space(spec.action_space)
+
+    def max_devices(self, num_envs: int) -> int:
+        return math.gcd(num_envs, 8)
+
+    def init(self, key: Any, spec: EnvSpec, num_envs: int) -> TallyState:
+        shape = (num_envs, self.rollout_length)
+        obs = jax.tree.map(
+            lambda x: jnp.zeros(shape + x.shape, x.dtype), spaces.zeros(spec.obs_space)
+        )
+        action = spaces.zeros(spec.action_space)
+        flag = jnp.zeros(shape, bool)
+        last = {
+            "obs": obs,
+            "next_obs": obs,
+            "action": jnp.zeros(shape + action.shape, action.dtype),
+            "reward": jnp.zeros(shape),
+            "terminated": flag,
+            "truncated": flag,
+            "first": flag,
+        }
+        return TallyState(jax.random.normal(key), jnp.int32(0), last, spec)
+
+    def initial_carry(self, spec: EnvSpec, num_envs: int) -> tuple[()]:
+        return ()
+
+    def noise(self, state: TallyState, key: Any, length: int) -> Array:
+        return distributions.for_space(state.spec.action_space).noise(key, (length,))
+
+    def act(
+        self, state: TallyState, carry: Any, obs: PyTree, noise: Any, greedy: bool
+    ) -> tuple[Any, Array, dict]:
+        distribution = distributions.for_space(state.spec.action_space)
+        num_envs = jax.tree.leaves(obs)[0].shape[0]
+        outputs = jnp.zeros((num_envs, distribution.num_outputs))
+        if greedy:
+            return carry, distribution.to_action(distribution.mode(outputs)), {}
+        sample = distribution.sample(outputs, noise)
+        return carry, distribution.to_action(sample), {}
+
+    def update(
+        self, state: TallyState, rollout: Any, key: Any, axes: tuple[str, ...]
+    ) -> tuple[TallyState, dict[str, Array]]:
+        grad, _ = collectives.gradient(
+            lambda p, reward: (jnp.square(p - reward).mean(), {}),
+            state.params,
+            rollout.reward.reshape(-1),
+            axes,
+        )
+        noise = 1e-3 * jax.random.normal(key)
+        parts = {name: getattr(rollout, name) for name in RECORDED}
+        parts["next_obs"] = rollout.next_obs()
+        last = jax.tree.map(lambda x: x.swapaxes(0, 1), parts)
+        params = state.params - self.rate * grad + noise
+        state = TallyState(params, state.opt_state + 1, last, state.spec)
+        return state, {"params": params, "progress": rollout.progress}
+
+
+def within(seconds: float, function: Callable[[], Any]) -> Any:
+    """The function's result; fails if it takes longer, as when XLA's threads lock."""
+    results: list[Any] = []
+
+    def work() -> None:
+        try:
+            results.append((function(), None))
+        except BaseException as error:
+            results.append((None, error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert results, f"not finished within {seconds} s"
+    result, error = results[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def assert_equal(one: PyTree, other: PyTree) -> None:
+    """Both trees are equal to the bit."""
+    jax.tree.map(
+        lambda x, y: np.testing.assert_array_equal(host(x), host(y)), one, other
+    )
+
+
+def host(leaf: Any) -> np.ndarray:
+    """A leaf as NumPy; of a key, its words."""
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf)
