@@ -68,16 +68,15 @@ def gradient(
     same mean in less memory. By default it is taken whole on an accelerator, and
     on a CPU in parts of `CPU_MICROBATCH`.
     """
-    if axes:
-        params = jax.lax.pcast(params, axes, to="varying")
+    params = _varying(params, axes)
     derive = jax.grad(loss, has_aux=True)
     if microbatch_size is not None:
-        result = _accumulate(derive, params, batch, microbatch_size)
+        result = _accumulate(derive, params, batch, axes, microbatch_size)
     else:
         result = jax.lax.platform_dependent(
             params,
             batch,
-            cpu=lambda p, b: _accumulate(derive, p, b, CPU_MICROBATCH),
+            cpu=lambda p, b: _accumulate(derive, p, b, axes, CPU_MICROBATCH),
             default=derive,
         )
     if not axes:
@@ -87,8 +86,16 @@ def gradient(
     return unravel(jax.lax.pmean(flat, axes))
 
 
+def _varying(tree: PyTree, axes: Axes) -> PyTree:
+    return jax.lax.pcast(tree, axes, to="varying") if axes else tree
+
+
 def _accumulate(
-    derive: Callable[[PyTree, PyTree], PyTree], params: PyTree, batch: PyTree, most: int
+    derive: Callable[[PyTree, PyTree], PyTree],
+    params: PyTree,
+    batch: PyTree,
+    axes: Axes,
+    most: int,
 ) -> PyTree:
     """Mean of `derive` over the fewest equal parts of at most `most` samples."""
     samples = jax.tree.leaves(batch)[0].shape[0]
@@ -103,5 +110,5 @@ def _accumulate(
     def add(sums: PyTree, part: PyTree) -> tuple[PyTree, None]:
         return jax.tree.map(jnp.add, sums, derive(params, part)), None
 
-    sums, _ = jax.lax.scan(add, zeros, split)
+    sums, _ = jax.lax.scan(add, _varying(zeros, axes), split)
     return jax.tree.map(lambda x: x / parts, sums)
