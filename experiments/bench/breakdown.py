@@ -11,8 +11,6 @@ whole saves without them.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import common
@@ -25,9 +23,7 @@ import jaxrl_par as jp
 def main() -> None:
     args = parse()
     common.use_cores(args.cores)
-    algorithm = worker_ours.ppo()
-    if args.network == "cnn":
-        algorithm = dataclasses.replace(algorithm, network=jp.CNN())
+    algorithm = worker_ours.ppo(args.network)
     env = jp.make(args.env)
     rows = []
     for num_envs in args.num_envs:
@@ -37,14 +33,11 @@ def main() -> None:
         rows.append(setting | result | common.device_about() | common.about())
         print(f"{args.env}, {num_envs:,} environments, {args.network}")
         print(render([rows[-1]]), "\n", flush=True)
-    common.write_rows(args.out, rows)
-    print(f"raw results: {args.out}")
+    common.write_rows(args.out / "breakdown.jsonl", rows)
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     add = parser.add_argument
     add("--env", default="CartPole-v1")
     add("--network", choices=["mlp", "cnn"], default="mlp")
@@ -52,8 +45,10 @@ def parse() -> argparse.Namespace:
     add("--cores", type=int, default=1, help="0: all, used by one device")
     add("--steps", type=float, default=200_000, help="of each timing, at least")
     add("--rounds", type=int, default=5, help="timings of each part, in turns")
-    add("--out", type=Path, default=common.RESULTS / "breakdown.jsonl")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.small:
+        args.num_envs, args.steps, args.rounds = [4], 2000, 1
+    return args
 
 
 def render(rows: list[dict[str, Any]]) -> str:

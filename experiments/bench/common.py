@@ -5,10 +5,12 @@ Imports neither engine, so that a worker in another environment can use it.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import time
@@ -107,6 +109,22 @@ def device_about() -> dict[str, Any]:
     }
 
 
+def memory() -> dict[str, int | None]:
+    """Most bytes used so far: of the accelerator, and of the host process."""
+    import jax
+
+    stats = jax.devices()[0].memory_stats() or {}
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"device_peak": stats.get("peak_bytes_in_use"), "host_peak": resident}
+
+
+def program_memory(compiled: Any) -> dict[str, int]:
+    """Bytes that a compiled program needs, by the compiler's own account."""
+    analysis = compiled.memory_analysis()
+    names = ("argument", "output", "alias", "temp")
+    return {name: getattr(analysis, f"{name}_size_in_bytes") for name in names}
+
+
 def median(values: list[float]) -> float:
     return float(np.median(values))
 
@@ -127,12 +145,23 @@ def bootstrap(values: Any, statistic: Any = np.mean) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the flags that all benchmarks have."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of results")
+    parser.add_argument("--small", action="store_true", help="try that it runs")
+    return parser
+
+
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Append rows to a JSON-lines file."""
+    """Append rows to a JSON-lines file, and say so."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         for row in rows:
             file.write(json.dumps(row) + "\n")
+    print(f"raw results: {path}")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

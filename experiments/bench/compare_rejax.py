@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 import common
@@ -27,18 +26,14 @@ def main() -> None:
             rows += new
             summaries.append(summarise(new))
             print(line(summaries[-1]), flush=True)
-    common.write_rows(args.out, rows)
-    print()
-    print(render(summaries))
-    print(f"\nraw results: {args.out}")
+    print(f"\n{render(summaries)}\n")
+    common.write_rows(args.out / "compare_rejax.jsonl", rows)
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     add = parser.add_argument
-    add("--rejax-python", required=True, help="interpreter that has rejax")
+    add("--rejax-python", help="interpreter that has rejax (without it: ours alone)")
     add("--env", default="CartPole-v1")
     add("--num-envs", type=int, nargs="+", default=[4, 64, 512, 2048])
     add("--cores", type=int, nargs="+", default=[0, 1], help="0: as each runs itself")
@@ -46,8 +41,11 @@ def parse() -> argparse.Namespace:
     add("--total-steps", type=float, default=500_000)
     add("--min-updates", type=int, default=16, help="more steps where these need it")
     add("--episodes", type=int, default=128)
-    add("--out", type=Path, default=common.RESULTS / "compare_rejax.jsonl")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.small:
+        args.num_envs, args.cores, args.seeds = [4], [1], 2
+        args.total_steps, args.min_updates, args.episodes = 2000, 1, 8
+    return args
 
 
 def compare(
@@ -57,9 +55,11 @@ def compare(
     total = common.round_up(int(args.total_steps), num_envs, args.min_updates)
     settings = {"env": args.env, "num_envs": num_envs, "total_steps": total}
     workers = {
-        "jaxrl_par": common.Worker(sys.executable, "worker_ours.py", settings, cores),
-        "rejax": common.Worker(args.rejax_python, "worker_rejax.py", settings, cores),
+        "jaxrl_par": common.Worker(sys.executable, "worker_ours.py", settings, cores)
     }
+    if args.rejax_python:
+        python = args.rejax_python
+        workers["rejax"] = common.Worker(python, "worker_rejax.py", settings, cores)
     rows = []
     warm_up = {name: worker.ask({"seed": 0}) for name, worker in workers.items()}
     for seed in range(args.seeds):
@@ -87,34 +87,38 @@ def compare(
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians, the ratio run by run, and mean returns with their intervals."""
-    ours = [row for row in rows if row["name"] == "jaxrl_par"]
-    theirs = [row for row in rows if row["name"] == "rejax"]
-    ratios = [
-        a["steps_per_second"] / b["steps_per_second"]
-        for a, b in zip(ours, theirs, strict=True)
-    ]
     summary = {key: rows[0][key] for key in ("num_envs", "cores", "total_steps")}
-    summary |= {"seeds": len(ours), "ratio": common.median(ratios)}
-    summary["ratio_range"] = (min(ratios), max(ratios))
-    for name, runs in (("ours", ours), ("rejax", theirs)):
+    speeds = {}
+    for name in ("jaxrl_par", "rejax"):
+        runs = [row for row in rows if row["name"] == name]
+        if not runs:
+            continue
         returns = [run["return"] for run in runs]
+        speeds[name] = [run["steps_per_second"] for run in runs]
         summary[name] = {
-            "steps_per_second": common.median([r["steps_per_second"] for r in runs]),
+            "runs": len(runs),
+            "steps_per_second": common.median(speeds[name]),
             "compile_seconds": runs[0]["worker"]["compile_seconds"],
             "devices": runs[0]["worker"]["devices"],
             "return": sum(returns) / len(returns),
             "interval": common.bootstrap(returns),
         }
+    if "rejax" in speeds:
+        pairs = zip(speeds["jaxrl_par"], speeds["rejax"], strict=True)
+        ratios = [ours / theirs for ours, theirs in pairs]
+        summary["ratio"] = common.median(ratios)
+        summary["ratio_range"] = (min(ratios), max(ratios))
     return summary
 
 
 def line(summary: dict[str, Any]) -> str:
-    ours, rejax = summary["ours"], summary["rejax"]
-    return (
-        f"{cores_name(summary['cores'])}, {summary['num_envs']} environments: "
-        f"{ours['steps_per_second']:,.0f} against {rejax['steps_per_second']:,.0f} "
-        f"steps/s, ratio {summary['ratio']:.2f}"
-    )
+    """What is said as soon as a setting is done."""
+    start = f"{cores_name(summary['cores'])}, {summary['num_envs']} environments: "
+    ours = f"{summary['jaxrl_par']['steps_per_second']:,.0f} steps/s"
+    if "rejax" not in summary:
+        return start + ours
+    theirs = f"{summary['rejax']['steps_per_second']:,.0f}"
+    return f"{start}{ours} against {theirs}, ratio {summary['ratio']:.2f}"
 
 
 def cores_name(cores: int) -> str:
@@ -122,12 +126,7 @@ def cores_name(cores: int) -> str:
 
 
 def render(summaries: list[dict[str, Any]]) -> str:
-    """The table of README.md."""
-
-    def result(run: dict[str, Any]) -> str:
-        low, high = run["interval"]
-        return f"{run['return']:.0f} [{low:.0f}, {high:.0f}]"
-
+    """One row for each setting."""
     header = [
         "cores",
         "environments",
@@ -141,22 +140,38 @@ def render(summaries: list[dict[str, Any]]) -> str:
     ]
     rows = []
     for summary in summaries:
-        ours, rejax = summary["ours"], summary["rejax"]
-        low, high = summary["ratio_range"]
+        ours, rejax = summary["jaxrl_par"], summary.get("rejax")
+        low, high = summary.get("ratio_range", (0, 0))
+        ratio = f"{summary['ratio']:.2f} ({low:.2f} to {high:.2f})" if rejax else "-"
         rows.append(
             [
                 cores_name(summary["cores"]),
                 f"{summary['num_envs']:,}",
                 f"{summary['total_steps']:,}",
-                f"{ours['steps_per_second']:,.0f}",
-                f"{rejax['steps_per_second']:,.0f}",
-                f"{summary['ratio']:.2f} ({low:.2f} to {high:.2f})",
-                result(ours),
-                result(rejax),
-                f"{ours['compile_seconds']:.1f} / {rejax['compile_seconds']:.1f}",
+                _speed(ours),
+                _speed(rejax),
+                ratio,
+                _return(ours),
+                _return(rejax),
+                f"{_compile(ours)} / {_compile(rejax)}",
             ]
         )
     return common.table(header, rows)
+
+
+def _speed(run: dict[str, Any] | None) -> str:
+    return f"{run['steps_per_second']:,.0f}" if run else "-"
+
+
+def _compile(run: dict[str, Any] | None) -> str:
+    return f"{run['compile_seconds']:.1f}" if run else "-"
+
+
+def _return(run: dict[str, Any] | None) -> str:
+    if not run:
+        return "-"
+    low, high = run["interval"]
+    return f"{run['return']:.0f} [{low:.0f}, {high:.0f}]"
 
 
 if __name__ == "__main__":

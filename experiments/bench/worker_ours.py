@@ -23,7 +23,7 @@ def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
     prepare_backend(samples, data=None, device="auto")  # as the command line does
     use_empty_cache()
     import_seconds = time.perf_counter() - start
-    algorithm, env = ppo(), jp.make(settings["env"])
+    algorithm, env = ppo(settings.get("network", "mlp")), jp.make(settings["env"])
 
     def trainer(seed: int, total_steps: int) -> Trainer:
         config = jp.TrainConfig(
@@ -39,7 +39,7 @@ def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
         start = time.perf_counter()
         result = current.run()
         seconds = time.perf_counter() - start - current.compile_seconds
-        answer = {"steps": result.env_steps, "seconds": seconds}
+        answer = {"steps": result.env_steps, "seconds": seconds, **common.memory()}
         if request.get("episodes"):
             evaluation = result.evaluate(request["episodes"], request["seed"])
             answer["return"] = evaluation.mean_return
@@ -53,6 +53,7 @@ def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
         "import_seconds": import_seconds,
         "compile_seconds": first.compile_seconds,
         "devices": len(first.layout.devices),
+        "program_bytes": common.program_memory(first._call),
     }
     return about, run
 
@@ -67,13 +68,14 @@ def use_empty_cache() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def ppo() -> Any:
+def ppo(network: str = "mlp") -> Any:
     """PPO with the shared settings, and rejax's choices where it has no other."""
     import jaxrl_par as jp
 
     shared = {k: v for k, v in common.PPO.items() if k not in ("hidden", "activation")}
+    mlp = jp.MLP(common.PPO["hidden"], common.PPO["activation"])
     return jp.PPO(
-        network=jp.MLP(common.PPO["hidden"], common.PPO["activation"]),
+        network=jp.CNN() if network == "cnn" else mlp,
         **shared,
         anneal=False,
         value_clip=common.PPO["clip_eps"],

@@ -33,7 +33,8 @@ def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
         start = time.perf_counter()
         state, _ = jax.block_until_ready(train(key))
         seconds = time.perf_counter() - start
-        answer = {"steps": int(state.global_step), "seconds": seconds}
+        steps = int(state.global_step)
+        answer = {"steps": steps, "seconds": seconds, **common.memory()}
         if request.get("episodes"):
             returns = play(state.actor_ts.params, key, request["episodes"])
             answer["return"] = float(returns.mean())
@@ -46,6 +47,7 @@ def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
         "import_seconds": import_seconds,
         "compile_seconds": compile_seconds,
         "devices": 1,
+        "program_bytes": common.program_memory(train),
     }
     return about, run
 
