@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -12,17 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_par import distributions, spaces
-from jaxrl_par.networks import base
+from jaxrl_par.networks import base, inputs
+from jaxrl_par.networks.activations import ACTIVATIONS
 from jaxrl_par.networks.initialize import orthogonal_tree
 from jaxrl_par.types import Array, EnvSpec
-
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "tanh": jnp.tanh,
-    "relu": jax.nn.relu,
-    "silu": jax.nn.silu,
-    "gelu": jax.nn.gelu,
-    "elu": jax.nn.elu,
-}
 
 
 class _Torso(nn.Module):
@@ -109,7 +102,7 @@ class CNN:
         _check_activation(self.activation)
 
     def __call__(self, spec: EnvSpec) -> base.Network:
-        space = base.network_obs_space(spec)
+        space = inputs.network_obs_space(spec)
         if len(getattr(space, "shape", ())) != 3:
             raise ValueError(
                 f"network CNN needs an image observation [H, W, C], not {space}"
@@ -124,7 +117,7 @@ class CNN:
 
 
 def _build(config: MLP | CNN, spec: EnvSpec) -> base.Network:
-    space = base.network_obs_space(spec)
+    space = inputs.network_obs_space(spec)
     box = isinstance(spec.action_space, spaces.Box)
     num_outputs = distributions.for_space(spec.action_space).num_outputs
     module = _ActorCritic(
@@ -138,11 +131,11 @@ def _build(config: MLP | CNN, spec: EnvSpec) -> base.Network:
         num_deviations=num_outputs // 2 if box else 0,
         initial_log_std=config.initial_log_std,
     )
-    prepare = base.to_float if config.channels else base.flatten
+    prepare = inputs.prepare if config.channels else inputs.flatten
 
     def init(key: Array) -> Any:
-        example = jax.tree.map(lambda x: x[None], spaces.zeros(space))
-        shapes = jax.eval_shape(module.init, key, prepare(space, example))
+        example = prepare(space, inputs.example(space))
+        shapes = jax.eval_shape(module.init, key, example)
         return orthogonal_tree(key, shapes, _gain)
 
     def apply(params: Any, obs: Any) -> tuple[Array, Array]:

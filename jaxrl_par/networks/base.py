@@ -9,13 +9,16 @@ makes the pair from an `EnvSpec`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_par import spaces
-from jaxrl_par.types import Array, EnvSpec, Key, PyTree
+from jaxrl_par import distributions, spaces
+from jaxrl_par.networks import inputs
+from jaxrl_par.types import EnvSpec, Key, PyTree
+
+_WHAT = "network must be a factory (EnvSpec -> pair) or a pair (init, apply)"
 
 
 class Network(NamedTuple):
@@ -25,41 +28,97 @@ class Network(NamedTuple):
     apply: Callable[[PyTree, PyTree], Any]
 
 
-Factory = Callable[[EnvSpec], Network]
+Factory: TypeAlias = Callable[[EnvSpec], Network]
 
 
 def build(network: Factory | Network, spec: EnvSpec) -> Network:
-    """The pair for an environment, from a factory or a pair."""
-    if isinstance(network, tuple):
-        return Network(*network)
-    return Network(*network(spec))
+    """The pair for an environment, from a factory or a pair.
 
-
-def network_obs_space(spec: EnvSpec) -> spaces.Space:
-    """The observation space without the action mask: what a network sees."""
-    space = spec.obs_space
-    if isinstance(space, spaces.Dict) and spaces.ACTION_MASK in space.spaces:
-        rest = {k: v for k, v in space.items if k != spaces.ACTION_MASK}
-        return next(iter(rest.values())) if len(rest) == 1 else spaces.Dict(rest)
-    return space
-
-
-def to_float(space: spaces.Space, obs: Array) -> Array:
-    """One observation array as network input, float32.
-
-    Bytes are scaled to [0, 1], here and nowhere else; a Discrete observation
-    becomes one-hot; other numbers keep their value.
+    Raises ValueError for what is neither.
     """
-    if isinstance(space, spaces.Discrete) and jnp.issubdtype(obs.dtype, jnp.integer):
-        return jax.nn.one_hot(obs - space.start, space.n)
-    if obs.dtype == jnp.uint8:
-        return obs.astype(jnp.float32) / 255.0
-    return obs.astype(jnp.float32)
+    pair = network
+    if not isinstance(network, tuple):
+        if not callable(network):
+            raise ValueError(f"{_WHAT}, not {network!r}")
+        if hasattr(network, "init") and hasattr(network, "apply"):
+            raise ValueError(
+                f"{_WHAT}, not a {type(network).__name__}: wrap it, as in "
+                "networks.from_linen(module)"
+            )
+        pair = network(spec)
+    if not (isinstance(pair, tuple) and len(pair) == 2 and all(map(callable, pair))):
+        raise ValueError(f"{_WHAT}; {network!r} gives {pair!r}")
+    return Network(*pair)
 
 
-def flatten(space: spaces.Space, obs: PyTree) -> Array:
-    """A batch of observations [N, ...] as vectors [N, F] (dictionaries joined)."""
-    if isinstance(space, spaces.Dict):
-        return jnp.concatenate([flatten(s, obs[k]) for k, s in space.items], -1)
-    x = to_float(space, obs)
-    return x.reshape(x.shape[0], -1)
+def check_network(network: Factory | Network, spec: EnvSpec) -> None:
+    """Raise ValueError, naming what was expected and found, for a network that does
+    not fit an environment. Computes nothing.
+    """
+    try:
+        hash(network)
+    except TypeError as error:
+        raise ValueError(
+            f"network {network!r} must be hashable ({error}): give it tuples, not "
+            "lists or arrays"
+        ) from None
+    init, apply = build(network, spec)
+    key = jax.eval_shape(jax.random.key, 0)
+    params = _shapes("init(key)", init, key)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not _is_float(leaf):
+            name = jax.tree_util.keystr(path)
+            raise ValueError(
+                f"network: parameter {name} is {leaf.dtype.name}; only floats can be "
+                "learned: make it a constant of the function"
+            )
+    space = inputs.network_obs_space(spec)
+    for size in (1, 5):  # of one, so that a squeeze of the batch is seen
+        obs = jax.eval_shape(lambda size=size: inputs.example(space, size))
+        _check_outputs(_shapes("apply(params, obs)", apply, params, obs), size, spec)
+
+
+def _check_outputs(found: Any, size: int, spec: EnvSpec) -> None:
+    count = distributions.for_space(spec.action_space).num_outputs
+    rule = (
+        f"network: for a batch of {size}, apply must return (outputs, value), floats of "
+        f"shapes [{size}, {count}] and [{size}]; it returns "
+    )
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise ValueError(f"{rule}{jax.tree.map(_show, found)}")
+    expected = ((size, count), (size,))
+    for leaf, shape in zip(found, expected, strict=True):
+        if not _is_float(leaf) or leaf.shape != shape:
+            raise ValueError(
+                f"{rule}({', '.join(map(_show, found))}){_hint(spec, count)}"
+            )
+
+
+def _hint(spec: EnvSpec, count: int) -> str:
+    space = spec.action_space
+    if isinstance(space, spaces.Box):
+        return f". {count} outputs: {count // 2} means, then as many log deviations"
+    return f". {count} outputs: the logits of {space}"
+
+
+def _is_float(leaf: Any) -> bool:
+    is_array = isinstance(leaf, jax.ShapeDtypeStruct)
+    return is_array and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _show(leaf: Any) -> str:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return f"{leaf.dtype.name}{list(leaf.shape)}"
+    return type(leaf).__name__
+
+
+def _shapes(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return jax.eval_shape(function, *args)
+    except Exception as error:
+        line = (str(error).strip().splitlines() or [""])[0]
+        shapes = ", ".join(str(jax.tree.map(_show, arg)) for arg in args[1:])
+        given = f" given {shapes}" if shapes else ""
+        raise ValueError(
+            f"network: {name} raises {type(error).__name__}{given}: {line}"
+        ) from error

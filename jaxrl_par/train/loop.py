@@ -142,7 +142,8 @@ class Trainer:
             answers = [callback(progress) for callback in callbacks]
             if not finished and any(answer == STOP for answer in answers):
                 finished = True
-                evaluation = self._evaluate() if self.config.eval_episodes else None
+                if evaluation is None and self.config.eval_episodes:
+                    evaluation = self._evaluate()
                 for callback in callbacks:
                     callback(self._progress([], evaluation, finished))
         return self._result()
