@@ -20,8 +20,7 @@ from jaxrl_par import (
     normalize,
     spaces,
 )
-from jaxrl_par.networks import base
-from jaxrl_par.networks.actor_critic import MLP
+from jaxrl_par.networks import auto, base, inputs
 from jaxrl_par.returns import discounted_returns, gae
 from jaxrl_par.types import Array, Axes, EnvSpec, Key, PyTree, Rollout, pytree, static
 
@@ -66,7 +65,7 @@ class PPO:
     can share the environments.
     """
 
-    network: base.Factory | base.Network = static(MLP())
+    network: base.Factory | base.Network = static(auto)
     policy_loss: Callable[[Array, Array, Array], Array] = static(losses.ppo_clip)
     rollout_length: int = static(128)
     num_epochs: int = static(4)
@@ -107,6 +106,7 @@ class PPO:
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
         self._distribution(spec)
+        base.check_network(self.network, spec)
         group_envs = num_envs // self.max_devices(num_envs)
         minibatches.blocks_per_group(
             self.rollout_length, group_envs, self.num_minibatches
@@ -299,7 +299,7 @@ class PPO:
         return normalize.normalize(state.obs_moments, obs) if self.normalize_obs else obs
 
     def _zero_moments(self, spec: EnvSpec) -> PyTree:
-        space = base.network_obs_space(spec)
+        space = inputs.network_obs_space(spec)
         return normalize.zero_moments(space) if self.normalize_obs else None
 
     def _distribution(self, spec: EnvSpec) -> distributions.Distribution:

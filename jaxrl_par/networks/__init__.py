@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_par.networks.actor_critic import CNN, MLP
-from jaxrl_par.networks.choice import auto, choose
 from jaxrl_par.networks.base import Factory, Network, build, check_network
+from jaxrl_par.networks.choice import auto, choose
 from jaxrl_par.types import Key
 
 __all__ = [

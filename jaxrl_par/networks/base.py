@@ -81,8 +81,8 @@ def check_network(network: Factory | Network, spec: EnvSpec) -> None:
 def _check_outputs(found: Any, size: int, spec: EnvSpec) -> None:
     count = distributions.for_space(spec.action_space).num_outputs
     rule = (
-        f"network: for a batch of {size}, apply must return (outputs, value), floats of "
-        f"shapes [{size}, {count}] and [{size}]; it returns "
+        f"network: for a batch of {size}, apply must return (outputs, value), floats "
+        f"of shapes [{size}, {count}] and [{size}]; it returns "
     )
     if not isinstance(found, tuple) or len(found) != 2:
         raise ValueError(f"{rule}{jax.tree.map(_show, found)}")

@@ -1,0 +1,1 @@
+"""Networks of other libraries as `networks.base` factories, imported when used."""
