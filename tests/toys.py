@@ -67,7 +67,8 @@ class TallyState:
 class Tally:
     """An algorithm that acts at random, follows the mean reward, and keeps its rollout.
 
-    It compiles in a second, so the engine's tests do not wait for PPO.
+    Its memory counts the steps of the episode; its greedy action is that number, as
+    far as the space goes. It compiles in a second, where PPO takes five.
     """
 
     rollout_length: int = static(default=4)
@@ -96,11 +97,12 @@ class Tally:
             "terminated": flag,
             "truncated": flag,
             "first": flag,
+            "memory": jnp.zeros(shape, jnp.int32),
         }
         return TallyState(jax.random.normal(key), jnp.int32(0), last, spec)
 
-    def initial_carry(self, spec: EnvSpec, num_envs: int) -> tuple[()]:
-        return ()
+    def initial_carry(self, spec: EnvSpec, num_envs: int) -> Array:
+        return jnp.zeros(num_envs, jnp.int32)
 
     def noise(self, state: TallyState, key: Any, length: int) -> Array:
         return distributions.for_space(state.spec.action_space).noise(key, (length,))
@@ -109,12 +111,14 @@ class Tally:
         self, state: TallyState, carry: Any, obs: PyTree, noise: Any, greedy: bool
     ) -> tuple[Any, Array, dict]:
         distribution = distributions.for_space(state.spec.action_space)
-        num_envs = jax.tree.leaves(obs)[0].shape[0]
-        outputs = jnp.zeros((num_envs, distribution.num_outputs))
+        outputs = jnp.zeros((*carry.shape, distribution.num_outputs))
         if greedy:
-            return carry, distribution.to_action(distribution.mode(outputs)), {}
+            sample = distribution.mode(outputs)
+            if isinstance(state.spec.action_space, spaces.Discrete):
+                sample = jnp.minimum(carry, state.spec.action_space.n - 1)
+            return carry + 1, distribution.to_action(sample), {}
         sample = distribution.sample(outputs, noise)
-        return carry, distribution.to_action(sample), {}
+        return carry + 1, distribution.to_action(sample), {"memory": carry}
 
     def update(
         self, state: TallyState, rollout: Any, key: Any, axes: tuple[str, ...]
@@ -127,7 +131,7 @@ class Tally:
         )
         noise = 1e-3 * jax.random.normal(key)
         parts = {name: getattr(rollout, name) for name in RECORDED}
-        parts["next_obs"] = rollout.next_obs()
+        parts |= rollout.extras | {"next_obs": rollout.next_obs()}
         last = jax.tree.map(lambda x: x.swapaxes(0, 1), parts)
         params = state.params - self.rate * grad + noise
         state = TallyState(params, state.opt_state + 1, last, state.spec)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_par.envs.batched import BatchedEnv, Draws
+from jaxrl_par.envs.batched import BatchedEnv, Draws, where
 from jaxrl_par.envs.wrappers import Instances
 from jaxrl_par.types import Algorithm, Array, Key, PyTree
 
@@ -81,11 +81,12 @@ def _play(
     start_keys = jax.random.split(start_key, (1 + quota, num_envs))
     pool = env.prepare(start_keys, quota).pool
     env_state, timestep = env.start(jax.tree.map(lambda x: x[0], pool))
+    fresh_memory = algorithm.initial_carry(env.spec, num_envs)
     limit = (env.spec.max_steps or MAX_STEPS) * quota
     slots = jnp.arange(quota)[:, None]
 
     def step(carry: tuple) -> tuple:
-        t, env_state, obs, memory, first, returns, lengths = carry
+        t, env_state, obs, memory, returns, lengths = carry
         memory, action, _ = algorithm.act(state, memory, obs, None, greedy=True)
         keys = jax.random.split(jax.random.fold_in(step_key, t), num_envs)
         current = slots == env_state.episodes[None]  # [quota, E]; none after the last
@@ -95,8 +96,7 @@ def _play(
             t + 1,
             env_state,
             new.obs,
-            memory,
-            new.first,
+            where(new.first, fresh_memory, memory),
             returns,
             lengths + current,
         )
@@ -105,15 +105,14 @@ def _play(
         jnp.int32(0),
         env_state,
         timestep.obs,
-        algorithm.initial_carry(env.spec, num_envs),
-        timestep.first,
+        fresh_memory,
         jnp.zeros((quota, num_envs)),
         jnp.zeros((quota, num_envs), jnp.int32),
     )
     end = jax.lax.while_loop(
         lambda c: (c[0] < limit) & (c[1].episodes < quota).any(), step, start
     )
-    _, env_state, _, _, _, returns, lengths = end
+    _, env_state, _, _, returns, lengths = end
     return returns, lengths, jnp.minimum(env_state.episodes, quota)
 
 

@@ -104,71 +104,66 @@ def collect(
     """Act for `algorithm.rollout_length` steps in every environment."""
     length = algorithm.rollout_length
     num_envs = state.episode_length.shape[0]
-    first_id = collectives.index(axes) * num_envs
-    keys = _env_keys(key, first_id, num_envs, 1 + env.num_keys(length))
-    noise = jax.vmap(lambda k: algorithm.noise(state.algorithm, k, length), out_axes=1)(
-        keys[0]
-    )
-    draws = env.prepare(keys[1:], length)
+    noise, draws = _draw(algorithm, env, state, key, axes)
+    fresh_memory = algorithm.initial_carry(env.spec, num_envs)
     cut_rows = env.max_cuts(length)
     keep_all = cut_rows > MAX_CUT_ROWS or cut_rows == length
 
-    def step(carry: tuple, drawn: tuple) -> tuple[tuple, tuple]:
+    def step(carry: tuple, drawn: tuple) -> tuple[tuple, dict[str, PyTree]]:
         env_state, obs, first, memory, cuts, cut_count = carry
         step_key, reset_key, noise_t = drawn
-        new_memory, action, extras = algorithm.act(
+        memory, action, extras = algorithm.act(
             state.algorithm, memory, obs, noise_t, greedy=False
         )
         env_state, new = env.step(
             env_state, action, Draws(step_key, reset_key, draws.pool)
         )
+        taken = {"obs": obs, "action": action, "extras": extras, "first": first}
+        for name in ("reward", "terminated", "truncated"):
+            taken[name] = getattr(new, name)
         if keep_all:
-            kept = new.next_obs
+            taken["cut_obs"] = new.next_obs
         else:
-            kept = ()
             cuts = _keep_cut(cuts, cut_count, new.next_obs, new.truncated)
             cut_count = cut_count + new.truncated
-        ends = (new.reward, new.terminated, new.truncated)
-        carry = (env_state, new.obs, new.first, new_memory, cuts, cut_count)
-        return carry, (obs, action, *ends, first, extras, kept)
+        memory = where(new.first, fresh_memory, memory)
+        return (env_state, new.obs, new.first, memory, cuts, cut_count), taken
 
-    timestep = state.timestep
-    no_cuts = jax.tree.map(
-        lambda x: jnp.zeros((0 if keep_all else cut_rows, *x.shape), x.dtype),
-        timestep.obs,
-    )
+    zeros = jnp.zeros(num_envs, jnp.int32)
     start = (
-        dataclasses.replace(state.env, episodes=jnp.zeros(num_envs, jnp.int32)),
-        timestep.obs,
-        timestep.first,
+        dataclasses.replace(state.env, episodes=zeros),
+        state.timestep.obs,
+        state.timestep.first,
         state.carry,
-        no_cuts,
-        jnp.zeros(num_envs, jnp.int32),
+        _no_cuts(state.timestep.obs, 0 if keep_all else cut_rows),
+        zeros,
     )
     drawn = (draws.step_keys, draws.reset_keys, noise)
     end, steps = jax.lax.scan(step, start, drawn, length)
     env_state, last_obs, first, memory, cuts, _ = end
-    obs, action, reward, terminated, truncated, firsts, extras, kept = steps
     rollout = Rollout(
-        obs=obs,
-        action=action,
-        reward=reward,
-        terminated=terminated,
-        truncated=truncated,
-        first=firsts,
-        extras=extras,
+        **{"cut_obs": cuts, **steps},
         last_obs=last_obs,
-        cut_obs=kept if keep_all else cuts,
         initial_carry=state.carry,
         progress=progress,
     )
-    state = dataclasses.replace(
-        state,
-        env=env_state,
-        carry=memory,
-        timestep=dataclasses.replace(timestep, obs=last_obs, first=first),
-    )
+    timestep = dataclasses.replace(state.timestep, obs=last_obs, first=first)
+    state = dataclasses.replace(state, env=env_state, carry=memory, timestep=timestep)
     return state, rollout
+
+
+def _draw(
+    algorithm: Algorithm, env: BatchedEnv, state: TrainState, key: Key, axes: Axes
+) -> tuple[PyTree, Draws]:
+    """The randomness of a rollout: of actions [T, B, ...], and of environments."""
+    length = algorithm.rollout_length
+    num_envs = state.episode_length.shape[0]
+    first_id = collectives.index(axes) * num_envs
+    keys = _env_keys(key, first_id, num_envs, 1 + env.num_keys(length))
+    noise = jax.vmap(
+        lambda k: algorithm.noise(state.algorithm, k, length), out_axes=1
+    )(keys[0])
+    return noise, env.prepare(keys[1:], length)
 
 
 def _env_keys(key: Key, first_id: Array | int, num_envs: int, each: int) -> Key:
@@ -176,6 +171,11 @@ def _env_keys(key: Key, first_id: Array | int, num_envs: int, each: int) -> Key:
     ids = first_id + jnp.arange(num_envs)
     index = ids[None] * each + jnp.arange(each)[:, None]
     return jax.vmap(jax.vmap(partial(jax.random.fold_in, key)))(index)
+
+
+def _no_cuts(obs: PyTree, rows: int) -> PyTree:
+    """Room for `rows` observations of every environment, [rows, B, ...]."""
+    return jax.tree.map(lambda x: jnp.zeros((rows, *x.shape), x.dtype), obs)
 
 
 def _keep_cut(cuts: PyTree, count: Array, obs: PyTree, truncated: Array) -> PyTree:
