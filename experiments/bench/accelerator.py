@@ -25,10 +25,6 @@ TASKS = [
     ("Breakout-MinAtar", "mlp"),
     ("Breakout-MinAtar", "cnn"),
 ]
-    ("CartPole-v1", "mlp"),
-    ("Breakout-MinAtar", "mlp"),
-    ("Breakout-MinAtar", "cnn"),
-]
 
 
 def main() -> None:
