@@ -182,16 +182,9 @@ def _keep_cut(cuts: PyTree, count: Array, obs: PyTree, truncated: Array) -> PyTr
     """Put the successors of truncated steps in the next free row of `cuts`."""
 
     def put(rows: Array, new: Array) -> Array:
-        return (
-            jnp.stack(
-                [
-                    where(truncated & (count == k), new, row)
-                    for k, row in enumerate(rows)
-                ]
-            )
-            if rows.shape[0]
-            else rows
-        )
+        free = [truncated & (count == k) for k in range(rows.shape[0])]
+        kept = [where(mask, new, row) for mask, row in zip(free, rows, strict=True)]
+        return jnp.stack(kept) if kept else rows
 
     return jax.tree.map(put, cuts, obs)
 
