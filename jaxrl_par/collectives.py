@@ -76,7 +76,7 @@ def gradient(
         result = jax.lax.platform_dependent(
             params,
             batch,
-            cpu=lambda p, b: _accumulate(derive, p, b, axes, CPU_MICROBATCH),
+            cpu=lambda p, b: _accumulate(derive, p, b, axes, _cpu_microbatch(b)),
             default=derive,
         )
     if not axes:
@@ -84,6 +84,14 @@ def gradient(
     # One flat vector, one reduction: a collective costs more than its bytes.
     flat, unravel = ravel_pytree(result)
     return unravel(jax.lax.pmean(flat, axes))
+
+
+def _cpu_microbatch(batch: PyTree) -> int:
+    """About `CPU_MICROBATCH`; all samples where their number has no fitting divisor."""
+    samples = jax.tree.leaves(batch)[0].shape[0]
+    fewest = -(-samples // CPU_MICROBATCH)
+    fitting = (n for n in range(fewest, 4 * fewest) if samples % n == 0)
+    return samples // next(fitting, 1)
 
 
 def _varying(tree: PyTree, axes: Axes) -> PyTree:
