@@ -45,13 +45,10 @@ _OWN = "tuned here over several seeds; from rl-baselines3-zoo, hyperparams/ppo.y
 _PUREJAXRL = "purejaxrl, its PPO settings for MinAtar"
 
 _MINATAR = PPO(
-    network=CNN(channels=(16,), hidden=(128,), activation="relu"),
-    rollout_length=128,
-    num_epochs=4,
+    network=MLP(hidden=(128, 64), activation="relu", shared=True),
+    rollout_length=64,
     num_minibatches=8,
-    learning_rate=5e-3,
-    entropy_coef=0.01,
-    value_clip=0.2,
+    learning_rate=2.5e-3,
 )
 
 PRESETS: dict[tuple[str, str], Preset] = {
