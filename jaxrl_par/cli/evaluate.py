@@ -20,7 +20,11 @@ from jaxrl_par.train.run import load
 class Arguments:
     """What `eval` takes."""
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="a run directory")]
+    run: Annotated[
+        Path,
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="RUN", help="a run directory"),
+    ]
     episodes: Annotated[int, tyro.conf.arg(help="greedy episodes to play")] = 100
     seed: Annotated[int, tyro.conf.arg(help="of start states and dynamics")] = 0
     render: Annotated[

@@ -44,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jaxrl-par: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, ImportError, OSError) as error:
         if os.environ.get("JAXRL_PAR_TRACEBACK"):
             raise

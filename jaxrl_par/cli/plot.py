@@ -18,7 +18,9 @@ class Arguments:
     """What `plot` takes."""
 
     runs: Annotated[
-        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help="run directories")
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="RUN ...", help="run directories"),
     ]
     out: Annotated[Path, tyro.conf.arg(help="the picture: .png, .svg or .pdf")] = Path(
         "curves.png"

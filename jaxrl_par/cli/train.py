@@ -9,18 +9,19 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jaxrl_par import checks
+from jaxrl_par import checks, networks
+from jaxrl_par.algorithms.ppo import PPO
 from jaxrl_par.cli import flags, help_texts
 from jaxrl_par.cli.interrupt import StopOnSignal
 from jaxrl_par.cli.startup import prepare_backend
 from jaxrl_par.envs.registry import make
-from jaxrl_par.networks.actor_critic import ACTIVATIONS
+from jaxrl_par.networks.activations import ACTIVATIONS
 from jaxrl_par.presets import ALGORITHMS, NETWORKS, PRESETS, Preset
 from jaxrl_par.train.display import Display
 from jaxrl_par.train.loop import TrainConfig, Trainer
 from jaxrl_par.train.plan import PLATFORMS
 from jaxrl_par.train.run_directory import RunDirectory, default_directory
-from jaxrl_par.types import Algorithm, Environment
+from jaxrl_par.types import Environment
 
 _ALIASES = {"learning_rate": "--lr"}
 
@@ -39,7 +40,7 @@ class Choices:
     """What the command line asks for."""
 
     names: tuple[str, str]  # algorithm, environment
-    algorithm: Algorithm
+    algorithm: PPO
     env: Environment
     config: TrainConfig
     out: Path | None
@@ -83,11 +84,18 @@ def read(argv: Sequence[str]) -> Choices:
     checks.known("algorithm", names[0], ALGORITHMS)
     start, source = _starting_point(*names)
     env = make(names[1])
-    network = _network(start.algorithm.network, argv)
+    given = start.algorithm.network
+    usual = networks.choose(env.spec) if given is networks.auto else given
+    network = _network(usual, argv)
     kind = _flags(start, network, env)
     parsed = flags.parse(kind, argv[2:], f"jaxrl-par train {' '.join(names)}", source)
     physics = _changes(parsed.env, kind().env)
+    changed = _all_changes(parsed, kind())
+    if not isinstance(usual, type(network)):
+        changed = {"network": parsed.network} | changed
     network = dataclasses.replace(network, **vars(parsed.layers))
+    if network == usual:
+        network = given
     return Choices(
         names=names,
         algorithm=dataclasses.replace(
@@ -97,7 +105,7 @@ def read(argv: Sequence[str]) -> Choices:
         config=TrainConfig(**vars(parsed.run)),
         out=parsed.out,
         source=source,
-        changed=_all_changes(parsed, kind()),
+        changed=changed,
     )
 
 

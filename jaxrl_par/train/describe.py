@@ -31,7 +31,8 @@ def describe(value: Any) -> Any:
             return np.asarray(value).tolist()
         case Gymnax():
             leaves = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(value)]
-            return {"make": value.spec.name, "leaves": leaves}
+            spec = value.spec
+            return {"make": spec.name, "max_steps": spec.max_steps, "leaves": leaves}
     if inspect.isfunction(value) or inspect.isclass(value):
         return {"path": f"{value.__module__}:{value.__qualname__}"}
     path = f"{type(value).__module__}:{type(value).__qualname__}"
@@ -49,7 +50,7 @@ def rebuild(data: Any, what: str) -> Any:
     if not isinstance(data, dict):
         return data
     if "make" in data:
-        env = make(data["make"])
+        env = make(data["make"], max_steps=data["max_steps"])
         leaves, structure = jax.tree.flatten(env)
         values = [
             np.asarray(value, np.asarray(leaf).dtype)

@@ -21,6 +21,7 @@ from jaxrl_par.train.run_directory import recent_return
 PLAIN_SECONDS = 20.0
 _CALLS = 8  # over which the speed is measured
 _CHART = (60, 6)  # columns, rows
+_BLOCKS, _PLAIN = " ▁▂▃▄▅▆▇█", "    ####"  # a character cell filled in steps
 
 
 class Display:
@@ -34,6 +35,7 @@ class Display:
         self._evaluated: float | None = None
         self._printed = (0.0, -1)  # time, tenth of the run
         self._compiled = False
+        self._total = 0
 
     def start(self, title: str, facts: dict[str, str]) -> None:
         """Say what will run, and on what."""
@@ -75,11 +77,13 @@ class Display:
     def result(self, run: Run, directory: Path | None = None) -> None:
         """Say what came of it."""
         speed = run.env_steps / max(run.seconds, 1e-9)
+        early = f" of {self._total:,}" if run.env_steps < self._total else ""
         self._print(
-            f"  {'trained':10}{run.env_steps:,} steps in {run.seconds:.1f} s "
+            f"  {'trained':10}{run.env_steps:,} steps{early} in {run.seconds:.1f} s "
             f"({speed:,.0f} steps/s)"
         )
-        for line in chart(*curve(run), *_CHART, self._encodable("█")):
+        marks = _BLOCKS if self._safe(_BLOCKS) == _BLOCKS else _PLAIN
+        for line in chart(*curve(run), run.env_steps, _CHART, marks):
             self._print(f"  {line}")
         evaluation = run.evaluation
         if evaluation is not None and evaluation.returns.size:
@@ -94,6 +98,7 @@ class Display:
             self._print(f"  {'run':10}{directory}")
 
     def _note(self, progress: Progress) -> None:
+        self._total = progress.total_steps
         self._speed.append((progress.seconds, progress.env_steps))
         for row in progress.rows:
             if row["episode_count"]:
@@ -127,9 +132,6 @@ class Display:
         encoding = self.console.encoding
         return line.encode(encoding, "replace").decode(encoding)
 
-    def _encodable(self, text: str) -> bool:
-        return self._safe(text) == text
-
 
 def duration(seconds: float) -> str:
     """For example "42 s", "3:05" or "2:00:00"."""
@@ -150,27 +152,32 @@ def curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def chart(
-    steps: np.ndarray, returns: np.ndarray, width: int, height: int, blocks: bool = True
+    steps: np.ndarray,
+    returns: np.ndarray,
+    end: int,
+    size: tuple[int, int] = _CHART,
+    marks: str = _BLOCKS,
 ) -> list[str]:
-    """A learning curve as lines of text; empty for fewer than two points.
+    """Returns over steps, from 0 to `end`, as lines of text; none for one point.
 
-    Each column is the mean of its share of the steps.
+    `size` is in columns and rows. Each column is the mean of its share of the steps;
+    where it has none, the line between its neighbours.
     """
+    width, height = size
     if len(returns) < 2:
         return []
-    column = np.minimum((steps * width / steps.max()).astype(int), width - 1)
+    column = np.clip((steps * width / end).astype(int), 0, width - 1)
     sums = np.bincount(column, returns, width)
     counts = np.bincount(column, minlength=width)
     filled = np.flatnonzero(counts)
     means = np.interp(np.arange(width), filled, sums[filled] / counts[filled])
     low, high = float(means.min()), float(means.max())
     levels = (means - low) / ((high - low) or 1.0) * (height - 0.125) + 0.125
-    marks = " ▁▂▃▄▅▆▇█" if blocks else "    ####"
     lines = []
     for row in reversed(range(height)):
         eighths = np.clip((levels - row) * 8, 0, 8).astype(int)
         text = "".join(marks[min(e, len(marks) - 1)] for e in eighths)
         label = f"{high:10.4g}" if row == height - 1 else " " * 10
         lines.append(f"{f'{low:10.4g}' if row == 0 else label} {text}")
-    lines.append(f"{'':10} 0{f'{steps.max():,} steps':>{width - 1}}")
+    lines.append(f"{'':10} 0{f'{end:,} steps':>{width - 1}}")
     return lines

@@ -129,10 +129,12 @@ def _lines(episode: Episode, shown: list[int]) -> list[np.ndarray]:
     image = np.array(canvas.buffer_rgba())[:, :, :3]
     corners = np.array([[t, panel.get_ylim()[0]] for t in shown])
     columns = panel.transData.transform(corners)[:, 0].astype(int)
+    bottom, top = panel.transAxes.transform([(0, 0), (0, 1)])[:, 1].astype(int)
+    inside = slice(len(image) - top, len(image) - bottom)  # rows count downwards
     frames = []
     for column in columns:
         frame = image.copy()
-        frame[:, max(column - 1, 0) : column + 1] = (230, 119, 0)
+        frame[inside, max(column - 1, 0) : column + 1] = (230, 119, 0)
         frames.append(frame)
     return frames
 

@@ -5,7 +5,7 @@
     evaluations.jsonl    a row for each evaluation, with every episode
     checkpoints/last.npz the training state
     summary.json         the result
-    curves.png           the learning curve
+    curves.png           the learning curve, if an episode ended
 
 Rows are only appended, and flushed at every call; the other files are whole at
 every instant. No file has a bare NaN: a value that is not finite is null.
@@ -18,9 +18,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, TextIO
-
-import numpy as np
+from typing import Any
 
 from jaxrl_par.train import checkpoint
 from jaxrl_par.train.callbacks import Progress
@@ -43,17 +41,18 @@ class RunDirectory:
     def __init__(self, path: str | Path, description: dict[str, Any]) -> None:
         self.path = Path(path)
         self._description = description | {"commit": commit()}
-        self._rows: TextIO | None = None
-        self._saved_at = 0.0
+        self._saved_at: float | None = None  # None: nothing is created yet
         self._recent: list[tuple[int, float]] = []  # episodes, mean return
+        self._evaluated_at = -1  # update
         check_fresh(self.path)
 
     def __call__(self, progress: Progress) -> None:
         """Append what is new; save the state once a minute and at the end."""
-        if self._rows is None:
-            self._create()
-        self._append(progress)
         now = time.monotonic()
+        if self._saved_at is None:
+            self._create()
+            self._saved_at = now
+        self._append(progress)
         if progress.finished or now - self._saved_at > CHECKPOINT_SECONDS:
             checkpoint.save(self.path / STATE_FILE, progress.state)
             self._saved_at = now
@@ -64,31 +63,27 @@ class RunDirectory:
         check_fresh(self.path)
         (self.path / STATE_FILE).parent.mkdir(parents=True, exist_ok=True)
         write_json(self.path / "config.json", self._description)
-        # Left open for the run's length; every call flushes it.
-        self._rows = open(self.path / "metrics.jsonl", "x")  # noqa: SIM115
-        self._saved_at = time.monotonic()
 
     def _append(self, progress: Progress) -> None:
-        assert self._rows is not None
         rows = [dict(row) for row in progress.rows]
         if rows:  # the only row whose time is known
             rows[-1]["seconds"] = progress.seconds
-        self._rows.writelines(to_line(row) for row in rows)
-        self._rows.flush()
+        append(self.path / "metrics.jsonl", rows)
         ended = [row for row in rows if row["episode_count"]]
         self._recent += [
             (int(row["episode_count"]), row["episode_return"]) for row in ended
         ]
         self._recent = self._recent[-_RECENT_EPISODES:]
-        if progress.evaluation is not None:
+        # A stopped run's last call repeats an evaluation made just before.
+        if progress.evaluation is not None and self._evaluated_at != progress.update:
+            self._evaluated_at = progress.update
             row = {"update": progress.update, "env_steps": progress.env_steps}
             row |= summarize(progress.evaluation)
             row |= {
                 "returns": progress.evaluation.returns.tolist(),
                 "lengths": progress.evaluation.lengths.tolist(),
             }
-            with open(self.path / "evaluations.jsonl", "a") as file:
-                file.write(to_line(row))
+            append(self.path / "evaluations.jsonl", [row])
 
     def _finish(self, progress: Progress) -> None:
         evaluation = progress.evaluation
@@ -106,13 +101,11 @@ class RunDirectory:
                 "evaluation": None if evaluation is None else summarize(evaluation),
             },
         )
-        assert self._rows is not None
-        self._rows.close()
-        self._rows = None
-        # Here, for matplotlib takes a second to import.
-        from jaxrl_par.train.plots import plot_runs
+        if self._recent:  # without an episode there is no curve
+            # Here, for matplotlib takes a second to import.
+            from jaxrl_par.train.plots import plot_runs
 
-        plot_runs([self.path], self.path / "curves.png")
+            plot_runs([self.path], self.path / "curves.png")
 
 
 def default_directory(algorithm: str, env: str, seed: int) -> Path:
@@ -166,13 +159,10 @@ def recent_return(rows: list[tuple[int, float]]) -> float | None:
     return weighted / total if total else None
 
 
-def to_line(row: dict[str, Any]) -> str:
-    """One line of JSON; numbers that JSON has not become null."""
-    return json.dumps(finite(row), default=_number) + "\n"
-
-
-def _number(value: Any) -> Any:
-    return np.asarray(value).tolist()
+def append(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Add rows to a file of JSON lines; numbers that JSON has not become null."""
+    with open(path, "a") as file:
+        file.writelines(json.dumps(finite(row)) + "\n" for row in rows)
 
 
 def commit() -> str | None:

@@ -1,0 +1,422 @@
+"""The command line: what it accepts, refuses, prints and leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import jaxrl_par as jp
+from jaxrl_par.cli import flags, main
+from jaxrl_par.cli.interrupt import StopOnSignal
+from jaxrl_par.cli.train import read
+from jaxrl_par.networks.actor_critic import CNN, MLP
+from jaxrl_par.presets import PRESETS
+
+TRAIN = ["train", "ppo", "CartPole-v1"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def preset() -> Iterator[None]:
+    """A small preset, whatever the package's is, so that runs are short."""
+    algorithm = jp.PPO(MLP(), rollout_length=32, num_epochs=2, learning_rate=2e-3)
+    small = jp.Preset(algorithm, {"num_envs": 8, "total_steps": 8192}, "test")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, ("ppo", "CartPole-v1"), small)
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(
+    preset: None, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
+    """A short run's directory and what the command printed."""
+    home = tmp_path_factory.mktemp("cli")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        done = run_here(
+            *TRAIN, "--total-steps", "4_096", "--eval-every", "2e3", "--seed", "3",
+            "--eval-episodes", "4", "--lr", "1e-3", "--env.gravity", "5",
+            "--out", "run",
+        )  # fmt: skip
+    assert done[0] == 0, done
+    return home / "run", done[1]
+
+
+def run_here(*argv: str) -> tuple[int, str, str]:
+    """Status, stdout and stderr of a command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(argv)
+    return status, out.getvalue(), err.getvalue()
+
+
+def run_apart(
+    *argv: str, **environment: str
+) -> tuple[subprocess.CompletedProcess[str], float]:
+    """A command in a process of its own, as a user has it; and its CPU seconds."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, *argv],
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("64", 64), ("1e5", 100_000), ("500_000", 500_000), ("2.0", 2), ("-3", -3)],
+)
+def test_whole_numbers_are_accepted_as_ints(text: str, number: int) -> None:
+    parsed = flags.whole_number(text)
+    assert parsed == number
+    assert type(parsed) is int
+
+
+@pytest.mark.parametrize("text", ["1.5", "1e5.5", "abc", "", "nan", "inf", "1e400"])
+def test_other_numbers_are_no_ints(text: str) -> None:
+    with pytest.raises(ValueError, match="not a whole number"):
+        flags.whole_number(text)
+
+
+@pytest.mark.parametrize("text", ["1e-5", "0.00001", "1_0e-6"])
+def test_floats(text: str) -> None:
+    assert flags.finite_number(text) == 1e-5
+
+
+@pytest.mark.parametrize("text", ["abc", "nan", "inf", "-inf", "1e400"])
+def test_other_numbers_are_no_floats(text: str) -> None:
+    with pytest.raises(ValueError, match="not a finite number"):
+        flags.finite_number(text)
+
+
+@pytest.mark.parametrize(("algorithm", "env"), list(PRESETS))
+def test_without_flags_the_preset_is_used_exactly(algorithm: str, env: str) -> None:
+    choices = read([algorithm, env])
+    expected = PRESETS[algorithm, env]
+    assert choices.algorithm == expected.algorithm
+    assert choices.config == jp.TrainConfig(**expected.settings)
+    assert choices.env == jp.make(env)
+    assert choices.changed == {}
+    assert "preset" in choices.source
+
+
+def test_without_a_preset_the_defaults_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(PRESETS, ("ppo", "CartPole-v1"))
+    choices = read(["ppo", "CartPole-v1"])
+    assert choices.algorithm == jp.PPO()
+    assert choices.config == jp.TrainConfig()
+    assert "no preset" in choices.source
+
+
+def test_flags_change_what_they_name_and_nothing_else() -> None:
+    words = (
+        "--total-steps 1e5 --num-envs=12 --lr 1e-5 --no-anneal --value-clip 0.3 "
+        "--env.gravity 5 --env.max-steps None --hidden 32 16 --activation relu"
+    )
+    choices = read(["ppo", "CartPole-v1", *words.split()])
+    assert choices.changed == {
+        "total_steps": 100_000,
+        "num_envs": 12,
+        "learning_rate": 1e-5,
+        "anneal": False,
+        "value_clip": 0.3,
+        "hidden": (32, 16),
+        "activation": "relu",
+        "env.gravity": 5.0,
+        "env.max_steps": None,
+    }
+    assert choices.config.total_steps == 100_000
+    assert choices.config.num_envs == 12
+    assert choices.algorithm.learning_rate == 1e-5
+    assert choices.algorithm.network == MLP(hidden=(32, 16), activation="relu")
+    assert choices.env == jp.make("CartPole-v1", gravity=5.0, max_steps=None)
+
+
+def test_another_network_starts_from_its_own_defaults() -> None:
+    choices = read(["ppo", "CartPole-v1", "--network", "cnn", "--hidden", "64"])
+    assert choices.algorithm.network == CNN(hidden=(64,))
+    assert choices.changed == {"network": "cnn", "hidden": (64,)}
+    assert read(["ppo", "CartPole-v1", "--network=mlp"]).changed == {}
+
+
+REFUSED = [
+    (["--num-envs", "0"], ["num_envs", "0"]),
+    (["--num-envs", "-4"], ["num_envs", "-4"]),
+    (["--num-envs", "1.5"], ["--num-envs", "1.5", "int"]),
+    (["--total-steps", "1e5.5"], ["--total-steps", "1e5.5", "int"]),
+    (["--lr", "abc"], ["--lr", "abc", "float"]),
+    (["--lr", "nan"], ["--lr", "nan", "finite"]),
+    (["--lr", "-1"], ["learning_rate", "-1"]),
+    (["--gamma", "1.5"], ["gamma", "1.5"]),
+    (["--max-grad-norm", "inf"], ["--max-grad-norm", "finite"]),
+    (["--num-env", "3"], ["--num-env", "--num-envs"]),
+    (["--channels", "3"], ["--channels"]),
+    (["--num-minibatches", "7"], ["num_minibatches 7"]),
+    (["--data", "7", "--num-envs", "8"], ["data 7"]),
+    (["--data", "99"], ["data 99"]),
+    (["--device", "abacus"], ["--device", "abacus", "gpu"]),
+    (["--hidden", "0"], ["hidden", "0"]),
+    (["--activation", "tan"], ["--activation", "tanh"]),
+    (["--network", "cnn"], ["CNN", "image"]),
+    (["--network", "nn"], ["--network", "cnn"]),
+    (["--seed", "-1"], ["seed", "-1"]),
+    (["--env.gravty", "3"], ["--env.gravty", "--env.gravity"]),
+    (["--env.gravity", "nan"], ["--env.gravity", "finite"]),
+    (["--env.max-steps", "0"], ["max_steps 0"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        *(([*TRAIN, *more], words) for more, words in REFUSED),
+        (["train"], ["usage"]),
+        (["train", "ppo"], ["algorithm", "environment"]),
+        (["train", "--seed", "0"], ["algorithm", "environment"]),
+        (["train", "pp", "CartPole-v1"], ["'pp'", "ppo"]),
+        (["train", "ppo", "CartPol-v1"], ["CartPol-v1", "CartPole-v1"]),
+        (["train", "ppo", "nosuite:ant"], ["nosuite", "gymnax"]),
+        (["trian"], ["trian", "train"]),
+        ([], ["usage"]),
+        (["eval"], ["RUN"]),
+        (["eval", "nowhere"], ["nowhere", "no directory"]),
+        (["eval", "."], ["config.json"]),
+        (["eval", ".", "--episodes", "0"], ["episodes 0"]),
+        (["eval", ".", "--render", "run.mp4"], ["run.mp4", ".gif"]),
+        (["plot"], ["run directory"]),
+        (["plot", "nowhere"], ["nowhere"]),
+        (["plot", ".", "--out", "curves.xyz"], ["curves.xyz", ".png"]),
+        (["list", "preset"], ["preset", "presets"]),
+        (["doctor", "me"], ["usage"]),
+    ],
+    ids=" ".join,
+)
+def test_mistakes_give_status_2_one_message_and_no_files(
+    argv: list[str],
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run_here(*argv)
+    assert status == 2
+    said = " ".join((err or out).split())
+    for word in words:
+        assert word in said
+    assert "Traceback" not in out + err
+    assert err.count("error") <= 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXRL_PAR_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="num_envs 0"):
+        main([*TRAIN, "--num-envs", "0"])
+
+
+def test_a_directory_that_is_not_empty_is_refused_untouched(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("kept")
+    status, _, err = run_here(*TRAIN, "--out", str(tmp_path))
+    assert status == 2
+    assert str(tmp_path) in err
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
+
+
+def test_train_says_what_runs_and_what_came_of_it(trained: tuple[Path, str]) -> None:
+    _, out = trained
+    for words in (
+        "preset for ppo on CartPole-v1", "env.gravity 5.0", "cpu", "compiled  in",
+        "steps/s", "return", "greedy episodes", "left",
+    ):  # fmt: skip
+        assert words in out
+    assert out.splitlines()[-1].split() == ["run", "run"]
+
+
+def test_the_settings_written_are_those_used(trained: tuple[Path, str]) -> None:
+    directory, _ = trained
+    config = json.loads((directory / "config.json").read_text())
+    assert config["total_steps"] == 4096
+    assert config["seed"] == 3
+    assert config["algorithm"]["fields"]["learning_rate"] == 1e-3
+    assert config["env"]["fields"]["gravity"] == 5.0
+    assert config["versions"]["jax"]
+    assert config["devices"]
+    assert len(config["commit"].rstrip("+")) == 40
+    choices = read(["ppo", "CartPole-v1", "--lr", "1e-3", "--env.gravity", "5"])
+    run = jp.load(directory)
+    assert run.algorithm == choices.algorithm
+    assert run.env == choices.env
+
+
+def test_train_leaves_a_whole_directory(trained: tuple[Path, str]) -> None:
+    directory, _ = trained
+    found = {str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file()}
+    assert found == {
+        "config.json",
+        "metrics.jsonl",
+        "evaluations.jsonl",
+        "summary.json",
+        "curves.png",
+        "checkpoints/last.npz",
+    }
+    with Image.open(directory / "curves.png") as picture:
+        assert picture.width > 300
+    run = jp.load(directory)
+    assert run.env_steps >= 4096
+    assert len(run.metrics["update"]) == int(run.state.update)
+    assert [steps >= 2000 for steps, _ in run.evaluations] == [True] * 2
+    summary = json.loads((directory / "summary.json").read_text())
+    assert run.evaluation is not None
+    assert summary["evaluation"]["mean_return"] == run.evaluation.mean_return
+
+
+def test_eval_plays_what_the_run_would(trained: tuple[Path, str]) -> None:
+    directory, _ = trained
+    status, out, _ = run_here("eval", str(directory), "--episodes", "6", "--seed", "2")
+    assert status == 0
+    expected = jp.load(directory).evaluate(6, 2)
+    assert f"{expected.mean_return:.2f} ± {expected.returns.std():.2f} over 6" in out
+
+
+def test_eval_draws_an_episode(trained: tuple[Path, str], tmp_path: Path) -> None:
+    path = tmp_path / "made" / "run.gif"
+    status, out, _ = run_here(
+        "eval", str(trained[0]), "--episodes", "1", "--render", str(path)
+    )
+    assert status == 0
+    assert str(path) in out
+    with Image.open(path) as picture:
+        assert getattr(picture, "n_frames", 1) > 5
+
+
+def test_plot_draws(trained: tuple[Path, str], tmp_path: Path) -> None:
+    status, out, _ = run_here(
+        "plot", str(trained[0]), "--out", str(tmp_path / "curves.svg")
+    )
+    assert status == 0
+    assert "CartPole-v1: PPO" in out
+    assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
+def test_list_names_everything() -> None:
+    status, out, _ = run_here("list")
+    assert status == 0
+    for name in ("ppo", *jp.env_names(), *(f"{a} {e}" for a, e in PRESETS)):
+        assert name in out
+    assert run_here("list", "environments")[1].split() == list(jp.env_names())
+
+
+def test_doctor_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for words in ("python", "CPU cores", "jax ", "gymnax", "compiled", "cpu:0"):
+        assert words in out
+
+
+def test_help_and_version() -> None:
+    assert "train" in run_here("--help")[1]
+    assert "ALGORITHM" in run_here("train", "--help")[1]
+    status, out, _ = run_here(*TRAIN, "--help")
+    assert status == 0
+    for flag in ("--num-envs", "--lr", "--hidden", "--env.gravity", "--out"):
+        assert flag in out
+    assert jp.__version__ in run_here("--version")[1]
+
+
+def test_a_signal_stops_in_good_order_and_a_second_one_at_once() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    progress: Any = None
+    with StopOnSignal() as stop:
+        assert stop(progress) is None
+        signal.raise_signal(signal.SIGINT)
+        assert stop(progress) == jp.STOP
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_before_the_first_update_ends_the_run() -> None:
+    with StopOnSignal(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxrl_par.cli.train.read", interrupt)
+    assert run_here(*TRAIN) == (130, "", "jaxrl-par: interrupted\n")
+
+
+def test_a_missing_gpu_is_refused_with_the_cure(tmp_path: Path) -> None:
+    done, seconds = run_apart(
+        "-m", "jaxrl_par", *TRAIN, "--device", "gpu", "--out", str(tmp_path / "x"),
+        JAX_PLATFORMS="cpu",
+    )  # fmt: skip
+    assert done.returncode == 2
+    for word in ("no gpu backend", "only cpu", "jaxrl_par[cuda12]"):
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") <= 2
+    assert not (tmp_path / "x").exists()
+    assert seconds < 20
+
+
+def test_help_imports_nothing_that_it_does_not_need() -> None:
+    heavy = ("matplotlib", "PIL", "gymnax", "pandas", "tyro", "gymnasium")
+    code = (
+        "import sys; from jaxrl_par.cli import main; main(['--help']); "
+        f"print([m for m in {heavy} if m in sys.modules])"
+    )
+    done, _ = run_apart("-c", code)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("samples", "data", "devices", "threads"),
+    [(100, None, 1, "1"), (100, 2, 2, None), (100_000, None, 2, None)],
+)
+def test_the_backend_starts_as_the_size_asks(
+    samples: int, data: int | None, devices: int, threads: str | None
+) -> None:
+    code = (
+        "import os, sys, jax; from jaxrl_par.cli.startup import prepare_backend\n"
+        "os.sched_getaffinity = lambda pid: {0, 1}\n"
+        "seen = []\n"
+        "local_devices = jax.local_devices\n"
+        "def spy(*args): seen.append(os.environ.get('NPROC')); return local_devices()\n"
+        "jax.local_devices = spy\n"
+        f"prepare_backend({samples}, {data}, 'auto')\n"
+        "print(seen, len(local_devices()), os.environ.get('NPROC'))\n"
+        "prepare_backend(100, None, 'auto')\n"  # the backend runs: nothing happens
+        "print(len(local_devices()))\n"
+    )
+    done, _ = run_apart("-c", code, JAX_PLATFORMS="cpu")
+    seen = [threads] if threads else []
+    assert done.stdout.splitlines() == [f"{seen} {devices} None", str(devices)]
+
+
+def test_there_is_a_row_for_each_update(trained: tuple[Path, str]) -> None:
+    lines = (trained[0] / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["update"] for row in rows] == list(range(1, len(rows) + 1))
+    assert rows[-1]["seconds"] > 0

@@ -1,0 +1,276 @@
+"""Run directories: what a run writes, when, and what `load` makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_par as jp
+from jaxrl_par.train import run_directory
+from jaxrl_par.train.run_directory import RunDirectory, default_directory
+
+ALGORITHM = jp.PPO(
+    network=jp.MLP(hidden=(4,)), rollout_length=8, num_epochs=1, num_minibatches=1
+)
+# A pole that cannot fall: every episode is cut after 100 steps, with return 100.
+STEADY = jp.make("CartPole-v1", x_threshold=1e9, angle_threshold=1e9, max_steps=100)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, jp.Run]:
+    """A run of 13 updates of 8 steps in one environment, and its directory."""
+    out = tmp_path_factory.mktemp("run") / "steady"
+    run = jp.train(
+        ALGORITHM, STEADY, out=out, num_envs=1, total_steps=104, eval_every=48,
+        eval_episodes=2,
+    )  # fmt: skip
+    return out, run
+
+
+@pytest.fixture
+def copy(saved: tuple[Path, jp.Run], tmp_path: Path) -> Path:
+    """A copy of the directory, to be damaged."""
+    target = tmp_path / "copy"
+    (target / "checkpoints").mkdir(parents=True)
+    for path in saved[0].rglob("*"):
+        if path.is_file():
+            (target / path.relative_to(saved[0])).write_bytes(path.read_bytes())
+    return target
+
+
+def progress(**changes: Any) -> jp.Progress:
+    """A point of a run, made by hand."""
+    row = {"update": 1, "env_steps": 10, "episode_count": 0, "loss": 0.5}
+    state: Any = {"x": jnp.arange(3)}
+    base = jp.Progress(
+        update=1, env_steps=10, frames=10, total_steps=100, seconds=2.0,
+        compile_seconds=3.0, rows=[row], evaluation=None, finished=False, _state=state,
+    )  # fmt: skip
+    return dataclasses.replace(base, **changes)
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file, read by a parser that refuses bare NaN and infinity."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    return [json.loads(x, parse_constant=refuse) for x in path.read_text().splitlines()]
+
+
+def test_updates_in_which_no_episode_ended_have_no_return(
+    saved: tuple[Path, jp.Run],
+) -> None:
+    found = rows(saved[0] / "metrics.jsonl")
+    assert [row["update"] for row in found] == list(range(1, 14))
+    for row in found[:12]:
+        assert row["episode_count"] == 0
+        assert "episode_return" not in row
+    assert found[12]["episode_count"] == 1
+    assert found[12]["episode_return"] == 100
+    assert found[12]["episode_length"] == 100
+
+
+def test_load_gives_back_the_run(saved: tuple[Path, jp.Run]) -> None:
+    directory, run = saved
+    loaded = jp.load(directory)
+    assert loaded.algorithm == run.algorithm
+    assert loaded.env == run.env
+    assert loaded.env_steps == run.env_steps == 104
+    assert loaded.seconds == pytest.approx(run.seconds)
+    for name, column in run.metrics.items():
+        np.testing.assert_allclose(loaded.metrics[name], column, err_msg=name)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, run.params)
+    assert [steps for steps, _ in loaded.evaluations] == [48, 96, 104]
+    for (_, found), (_, made) in zip(loaded.evaluations, run.evaluations, strict=True):
+        np.testing.assert_array_equal(found.returns, made.returns)
+        np.testing.assert_array_equal(found.lengths, made.lengths)
+    obs = jnp.zeros((5, 4))
+    np.testing.assert_array_equal(loaded.policy(obs), run.policy(obs))
+
+
+def test_the_summary_is_of_the_run(saved: tuple[Path, jp.Run]) -> None:
+    summary = json.loads((saved[0] / "summary.json").read_text())
+    assert summary["env_steps"] == 104
+    assert summary["updates"] == 13
+    assert summary["stopped_early"] is False
+    assert summary["training_return"] == 100
+    assert summary["evaluation"]["episodes"] == 2
+    assert summary["evaluation"]["mean_return"] == 100
+    assert summary["evaluation"]["std_return"] == 0
+
+
+def test_a_run_that_a_callback_stops_is_kept(tmp_path: Path) -> None:
+    jp.train(
+        ALGORITHM, STEADY, out=tmp_path / "run", callbacks=[lambda _: jp.STOP],
+        num_envs=1, total_steps=104, eval_episodes=2,
+    )  # fmt: skip
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["stopped_early"] is True
+    assert summary["updates"] == 1
+    assert summary["evaluation"]["episodes"] == 2
+    assert jp.load(tmp_path / "run").env_steps == 8
+    assert not (tmp_path / "run" / "curves.png").exists()  # no episode ended
+
+
+def test_nothing_is_created_before_the_first_update(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b"
+    directory = RunDirectory(out, {"format": 1})
+    assert not list(tmp_path.iterdir())
+    directory(progress())
+    assert rows(out / "metrics.jsonl")
+    with pytest.raises(ValueError, match="num_envs"):
+        jp.train(ALGORITHM, STEADY, out=tmp_path / "c", num_envs=0)
+    assert not (tmp_path / "c").exists()
+
+
+def test_rows_are_on_disk_after_each_call_and_only_appended(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run", {"format": 1})
+    path = tmp_path / "run" / "metrics.jsonl"
+    directory(progress())
+    first = path.read_text()
+    directory(progress(update=2))
+    assert path.read_text().startswith(first)
+    assert len(rows(path)) == 2
+
+
+def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
+    row = {"update": 1, "env_steps": 8, "episode_count": 0, "loss": float("nan")}
+    row |= {"norm": float("inf")}
+    description = {"format": 1, "high": [float("inf"), 1.0]}
+    RunDirectory(tmp_path / "run", description)(progress(rows=[row]))
+    (found,) = rows(tmp_path / "run" / "metrics.jsonl")
+    assert found["loss"] is None
+    assert found["norm"] is None
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["high"] == [None, 1.0]
+
+
+def test_the_state_is_saved_once_in_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(run_directory.time, "monotonic", lambda: clock[0])
+    directory = RunDirectory(tmp_path / "run", {"format": 1})
+    state = tmp_path / "run" / "checkpoints" / "last.npz"
+    for passed, written in ((0, False), (59, False), (61, True)):
+        clock[0] = 100.0 + passed
+        directory(progress())
+        assert state.exists() is written
+    state.unlink()
+    clock[0] += 59
+    directory(progress())
+    assert not state.exists()
+
+
+@pytest.mark.parametrize("kind", ["full", "file", "below a file", "forbidden"])
+def test_a_place_that_cannot_be_used_is_refused_by_name(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "place"
+    if kind == "full":
+        out.mkdir()
+        (out / "x").touch()
+    elif kind == "forbidden":
+        monkeypatch.setattr(run_directory.os, "access", lambda *_: False)
+    else:
+        out.touch()
+        out = out / "x" if kind == "below a file" else out
+    with pytest.raises(ValueError, match="place"):
+        jp.train(ALGORITHM, STEADY, out=out, num_envs=1)
+
+
+def test_an_empty_directory_is_used(tmp_path: Path) -> None:
+    RunDirectory(tmp_path, {"format": 1})(progress())
+    assert (tmp_path / "config.json").exists()
+
+
+def test_a_place_taken_meanwhile_is_refused(tmp_path: Path) -> None:
+    one = RunDirectory(tmp_path / "run", {"format": 1})
+    two = RunDirectory(tmp_path / "run", {"format": 1})
+    one(progress())
+    with pytest.raises(ValueError, match="not empty"):
+        two(progress())
+
+
+def test_default_directories_are_new_and_say_what_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_directory.time, "strftime", lambda _: "now")
+    first = default_directory("ppo", "gymnax:Catch-bsuite", 3)
+    assert first == Path("runs/gymnax-Catch-bsuite-ppo-seed3-now")
+    first.mkdir(parents=True)
+    second = default_directory("ppo", "gymnax:Catch-bsuite", 3)
+    assert second == Path("runs/gymnax-Catch-bsuite-ppo-seed3-now-2")
+
+
+def test_the_recent_return_weighs_episodes() -> None:
+    # 60 episodes of 2 and 40 of 7 are a hundred; what was before does not count.
+    found = run_directory.recent_return([(50, 1000.0), (60, 2.0), (40, 7.0)])
+    assert found == pytest.approx((60 * 2 + 40 * 7) / 100)
+    assert run_directory.recent_return([]) is None
+
+
+def test_a_last_line_cut_short_is_left_out(copy: Path) -> None:
+    path = copy / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"update": 14, "env_st')
+    assert len(jp.load(copy).metrics["update"]) == 13
+
+
+def _spoil_config(name: str, value: Any = None) -> Any:
+    def spoil(directory: Path) -> None:
+        path = directory / "config.json"
+        config = json.loads(path.read_text())
+        if value is None:
+            del config[name]
+        else:
+            config[name] = value
+        path.write_text(json.dumps(config))
+
+    return spoil
+
+
+DAMAGE = {
+    "no config": (lambda d: (d / "config.json").unlink(), "config.json"),
+    "no JSON": (lambda d: (d / "config.json").write_text("{"), "config.json.*damaged"),
+    "no object": (lambda d: (d / "config.json").write_text("3"), "format"),
+    "no format": (_spoil_config("format"), "format"),
+    "other format": (_spoil_config("format", 99), "format 99"),
+    "no num_envs": (_spoil_config("num_envs"), "damaged.*num_envs"),
+    "no algorithm": (_spoil_config("algorithm"), "damaged.*algorithm"),
+    "odd algorithm": (_spoil_config("algorithm", {"x": 1}), "damaged"),
+    "odd reset": (_spoil_config("reset", "never"), "never"),
+    "foreign env": (_spoil_config("env", {"type": "mine:E", "fields": {}}), "mine:E"),
+    "no state": (lambda d: (d / "checkpoints" / "last.npz").unlink(), "last.npz"),
+    "half a state": (
+        lambda d: (d / "checkpoints" / "last.npz").write_bytes(b"PK12"),
+        "last.npz",
+    ),
+    "other sizes": (_spoil_config("num_envs", 2), "expected"),
+    "broken row": (
+        lambda d: (d / "metrics.jsonl").write_text("{}\n{\n{}\n"),
+        "metrics.jsonl.*line 2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "words"), DAMAGE.values(), ids=list(DAMAGE))
+def test_damage_is_named(copy: Path, spoil: Any, words: str) -> None:
+    spoil(copy)
+    with pytest.raises(ValueError, match=words):
+        jp.load(copy)
+
+
+def test_a_directory_of_runs_is_not_a_run(saved: tuple[Path, jp.Run]) -> None:
+    with pytest.raises(ValueError, match=r"it holds runs: .*steady"):
+        jp.load(saved[0].parent)
+    with pytest.raises(ValueError, match="no directory"):
+        jp.load(saved[0] / "nowhere")
