@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_par.envs.trigonometry import sin_cos
 from jaxrl_par.spaces import Box, Discrete
 from jaxrl_par.types import Array, EnvSpec, Key, StepResult, pytree, static
 
@@ -100,7 +101,8 @@ class Acrobot:
     def _derivative(self, state: tuple, torque: Array) -> tuple:
         """Velocities and accelerations of both joints."""
         angle_1, angle_2, speed_1, speed_2 = state
-        sin_2, cos_2 = jnp.sin(angle_2), jnp.cos(angle_2)
+        (sin_1, cos_1), (sin_2, cos_2) = sin_cos(angle_1), sin_cos(angle_2)
+        sin_12 = sin_1 * cos_2 + cos_1 * sin_2  # of angle_1 + angle_2
         arm = self.mass_2 * self.length_1 * self.centre_2
         own_2 = self.mass_2 * self.centre_2**2 + self.inertia
         own_1 = self.mass_1 * self.centre_1**2 + self.inertia
@@ -108,8 +110,8 @@ class Acrobot:
         coupling = own_2 + arm * cos_2
 
         lever_1 = self.mass_1 * self.centre_1 + self.mass_2 * self.length_1
-        pull_2 = self.mass_2 * self.centre_2 * self.gravity * jnp.sin(angle_1 + angle_2)
-        pull_1 = lever_1 * self.gravity * jnp.sin(angle_1) + pull_2
+        pull_2 = self.mass_2 * self.centre_2 * self.gravity * sin_12
+        pull_1 = lever_1 * self.gravity * sin_1 + pull_2
         bias_1 = pull_1 - arm * speed_2 * (speed_2 + 2 * speed_1) * sin_2
         bias_2 = pull_2 + arm * speed_1 * speed_1 * sin_2
 
@@ -120,5 +122,5 @@ class Acrobot:
 
 
 def _obs(angle_1: Array, angle_2: Array, speed_1: Array, speed_2: Array) -> Array:
-    sines = [f(a) for a in (angle_1, angle_2) for f in (jnp.cos, jnp.sin)]
-    return jnp.stack([*sines, speed_1, speed_2])
+    (sin_1, cos_1), (sin_2, cos_2) = sin_cos(angle_1), sin_cos(angle_2)
+    return jnp.stack([cos_1, sin_1, cos_2, sin_2, speed_1, speed_2])
