@@ -24,6 +24,7 @@ MIXED = Box(np.array([-np.inf, 0.0, -np.inf, -1.0]), np.array([np.inf, np.inf, 0
 SPACES = [
     Discrete(3),
     Discrete(2, start=10),
+    Discrete(3, start=-1),
     MultiDiscrete((2, 3, 4)),
     Box(-1.0, 1.0, (2, 3)),
     Box(0, 255, (4,), np.dtype(np.uint8)),
