@@ -60,13 +60,25 @@ def known(kind: str, name: str, names: Iterable[str]) -> None:
 
 
 def environment(name: str, value: Any) -> None:
-    """Something with `spec`, `reset` and `step`."""
+    """An object with `spec`, `reset` and `step`."""
     if isinstance(value, str):
         raise ValueError(
             f"{name} {value!r} must be an environment: use jaxrl_par.make({value!r})"
         )
-    for member in ("spec", "reset", "step"):
-        if not hasattr(value, member):
-            raise ValueError(
-                f"{name} {value!r} must have `{member}` (see jaxrl_par.check_env)"
-            )
+    _members(name, value, ("spec", "reset", "step"), "jaxrl_par.check_env")
+
+
+def algorithm(name: str, value: Any) -> None:
+    """An object with the methods of an algorithm."""
+    members = ("validate", "max_devices", "init", "act", "update")
+    _members(name, value, members, "jaxrl_par.check_algorithm")
+
+
+def _members(name: str, value: Any, members: Iterable[str], check: str) -> None:
+    if isinstance(value, type):
+        title = value.__name__
+        raise ValueError(f"{name} {title} is a class; pass an object: {title}(...)")
+    for member in members:
+        # Not hasattr, which would call a property.
+        if member not in dir(value):
+            raise ValueError(f"{name} {value!r} must have `{member}` (see {check})")

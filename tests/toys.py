@@ -5,6 +5,7 @@ Arrays are time-major in rollouts, [T, B, ...], and [B, T, ...] in `TallyState.l
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 from collections.abc import Callable
@@ -15,7 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_par import collectives, distributions, spaces
-from jaxrl_par.types import Array, EnvSpec, PyTree, StepResult, pytree, static
+from jaxrl_par.algorithms import ppo
+from jaxrl_par.types import (
+    Array,
+    EnvSpec,
+    PyTree,
+    Rollout,
+    StepResult,
+    pytree,
+    static,
+)
 
 RECORDED = ("obs", "action", "reward", "terminated", "truncated", "first")
 
@@ -136,6 +146,68 @@ class Tally:
         params = state.params - self.rate * grad + noise
         state = TallyState(params, state.opt_state + 1, last, state.spec)
         return state, {"params": params, "progress": rollout.progress}
+
+
+@pytree
+class RecorderState:
+    """PPO's state, its split part apart, and the last rollout."""
+
+    learned: ppo.PPOState  # running_return is None
+    running_return: Array | None  # [B]
+    last: dict[str, PyTree]  # [B, T, ...]
+
+    @property
+    def params(self) -> PyTree:
+        return self.learned.params
+
+
+@pytree
+class Recorder:
+    """PPO that keeps its last rollout."""
+
+    inner: ppo.PPO
+
+    sharded = ("running_return", "last")
+
+    @property
+    def rollout_length(self) -> int:
+        return self.inner.rollout_length
+
+    def validate(self, spec: EnvSpec, num_envs: int) -> None:
+        self.inner.validate(spec, num_envs)
+
+    def max_devices(self, num_envs: int) -> int:
+        return self.inner.max_devices(num_envs)
+
+    def init(self, key: Any, spec: EnvSpec, num_envs: int) -> RecorderState:
+        last = Tally(self.rollout_length).init(jax.random.clone(key), spec, num_envs)
+        parts = {name: last.last[name] for name in RECORDED}
+        return _recorded(self.inner.init(key, spec, num_envs), parts)
+
+    def initial_carry(self, spec: EnvSpec, num_envs: int) -> PyTree:
+        return self.inner.initial_carry(spec, num_envs)
+
+    def noise(self, state: RecorderState, key: Any, length: int) -> PyTree:
+        return self.inner.noise(state.learned, key, length)
+
+    def act(
+        self, state: RecorderState, carry: PyTree, obs: PyTree, noise: Any, greedy: bool
+    ) -> tuple[PyTree, Array, dict]:
+        return self.inner.act(state.learned, carry, obs, noise, greedy)
+
+    def update(
+        self, state: RecorderState, rollout: Rollout, key: Any, axes: tuple[str, ...]
+    ) -> tuple[RecorderState, dict[str, Array]]:
+        before = dataclasses.replace(state.learned, running_return=state.running_return)
+        learned, metrics = self.inner.update(before, rollout, key, axes)
+        parts = {name: getattr(rollout, name) for name in RECORDED}
+        last = jax.tree.map(lambda x: x.swapaxes(0, 1), parts)
+        return _recorded(learned, last), metrics
+
+
+def _recorded(learned: ppo.PPOState, last: dict[str, PyTree]) -> RecorderState:
+    rest = dataclasses.replace(learned, running_return=None)
+    return RecorderState(rest, learned.running_return, last)
 
 
 def within(seconds: float, function: Callable[[], Any]) -> Any:

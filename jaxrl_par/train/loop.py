@@ -61,8 +61,16 @@ class TrainConfig:
         checks.optional_positive_int("eval_every", self.eval_every)
         if self.eval_episodes != 0:
             checks.positive_int("eval_episodes", self.eval_episodes)
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
+        checks.optional_positive_int("data", self.data)
+        whole = isinstance(self.seed, int | np.integer)
+        if isinstance(self.seed, bool) or not whole or not 0 <= self.seed < 2**32:
             raise ValueError(f"seed {self.seed!r} must be a whole number in [0, 2^32)")
+        for field in dataclasses.fields(
+            self
+        ):  # NumPy's would overflow, and are no JSON
+            value = getattr(self, field.name)
+            if isinstance(value, np.integer):
+                object.__setattr__(self, field.name, int(value))
 
 
 def train(
@@ -82,9 +90,7 @@ def train(
     compiled, for a setting that cannot work.
     """
     for name in settings:
-        checks.known(
-            "setting", name, [f.name for f in dataclasses.fields(TrainConfig)]
-        )
+        checks.known("setting", name, [f.name for f in dataclasses.fields(TrainConfig)])
     trainer = Trainer(algorithm, env, TrainConfig(**settings))
     if out is not None:
         callbacks = [RunDirectory(out, trainer.full_description()), *callbacks]
@@ -97,7 +103,11 @@ class Trainer:
     def __init__(
         self, algorithm: Algorithm, env: Environment | Instances, config: TrainConfig
     ) -> None:
-        checks.environment("env", env)
+        checks.algorithm("algorithm", algorithm)
+        if isinstance(env, Instances):
+            _check_instances(env, config.num_envs)
+        else:
+            checks.environment("env", env)
         self.config = config
         self.env = BatchedEnv(env, config.reset, config.pool_size)
         self.algorithm = algorithm
@@ -200,7 +210,7 @@ class Trainer:
         return min(left, -(-(next_steps - self.env_steps) // self.steps_per_update))
 
     def _evaluation_due(self, updates: int) -> bool:
-        """Whether the last updates ended the run or crossed a multiple of the period."""
+        """Whether the last updates ended the run or crossed a multiple of it."""
         if self.config.eval_episodes == 0:
             return False
         if self.update == self.total_updates:
@@ -237,7 +247,8 @@ class Trainer:
         names = self.tables[0] if self.tables else ()
         columns = {k: np.concatenate([t[k] for t in self.tables]) for k in names}
         count = columns.pop("episode_count")
-        sums = {k: columns.pop(f"{k}_sum") for k in ("episode_return", "episode_length")}
+        summed = ("episode_return", "episode_length")
+        sums = {name: columns.pop(f"{name}_sum") for name in summed}
         with np.errstate(invalid="ignore"):
             means = {k: total / count for k, total in sums.items()}
         updates = np.arange(1, self.update + 1)
@@ -271,6 +282,17 @@ class Trainer:
             "versions": versions(),
             "matrix_precision": jax.config.jax_default_matmul_precision or "default",
         }
+
+
+def _check_instances(env: Instances, num_envs: int) -> None:
+    """As many physics as environments."""
+    checks.environment("env", env.env)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(env.env):
+        if np.shape(leaf)[:1] != (num_envs,):
+            raise ValueError(
+                f"num_envs {num_envs} must be the number of Instances; "
+                f"{jax.tree_util.keystr(path)} has shape {np.shape(leaf)}"
+            )
 
 
 def versions() -> dict[str, str]:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxrl_par import checks
 from jaxrl_par.envs.batched import BatchedEnv
 from jaxrl_par.envs.wrappers import Instances
 from jaxrl_par.train import step
@@ -47,8 +48,7 @@ class Plan:
             raise ValueError(
                 f"device {self.device!r} must be one of {', '.join(PLATFORMS)}"
             )
-        if self.data is not None and self.data < 1:
-            raise ValueError(f"data {self.data} must be at least 1")
+        checks.optional_positive_int("data", self.data)
 
     def settle(self, algorithm: Algorithm, num_envs: int) -> Layout:
         """The devices to use. Raises ValueError for sizes that do not divide."""
@@ -68,10 +68,10 @@ class Plan:
                 f"{devices[0].platform} devices, {len(devices)}"
             )
         if most % self.data:
+            near = nearest(self.data, [n for n in range(1, most + 1) if most % n == 0])
             raise ValueError(
                 f"data {self.data} must divide {most}, the most devices that "
-                f"num_envs {num_envs} can be split over; nearest: "
-                f"{nearest(self.data, [n for n in range(1, most + 1) if most % n == 0])}"
+                f"num_envs {num_envs} can be split over; nearest: {near}"
             )
         return Layout(tuple(devices[: self.data]))
 
@@ -132,9 +132,7 @@ class Layout:
             total_updates: Array,
             updates: Array,
         ) -> tuple[TrainState, dict[str, Array]]:
-            return step.chunk(
-                algorithm, env, state, total_updates, updates, rows, axes
-            )
+            return step.chunk(algorithm, env, state, total_updates, updates, rows, axes)
 
         shapes = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0), algorithm, env)
         specs = self.specs(shapes, algorithm.sharded)
@@ -233,7 +231,8 @@ def enable_compilation_cache() -> None:
     if jax.config.jax_compilation_cache_dir is not None:
         return
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    jax.config.update("jax_compilation_cache_dir", str(Path(base) / "jaxrl_par" / "xla"))
+    directory = Path(base) / "jaxrl_par" / "xla"
+    jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
