@@ -317,10 +317,6 @@ BROKEN = {
         lambda: with_result(reward=1.0),
         "step: reward is a Python float; it must be a scalar array",
     ),
-    "weak reward": (
-        lambda: with_result(reward=jnp.asarray(1.0)),
-        r"step: reward is float32\[\], a weak type",
-    ),
     "terminated dtype": (
         lambda: with_result(terminated=jnp.float32(0)),
         r"terminated is float32\[\]; it must be a scalar array of bool",

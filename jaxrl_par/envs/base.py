@@ -12,17 +12,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_par.envs.call_check import Call, put_back, short, snapshot
-from jaxrl_par.envs.rollout_check import rollout_problems
-from jaxrl_par.envs.type_check import (
+from jaxrl_par.conformance.calls import Call, put_back, short, snapshot
+from jaxrl_par.conformance.kinds import (
+    change_problems,
     kind,
     leaf_problems,
     match_problems,
-    state_problems,
-    weak,
+    settled,
 )
+from jaxrl_par.conformance.report import ConformanceError
+from jaxrl_par.envs.rollout_check import rollout_problems
 from jaxrl_par.spaces import ACTION_MASK, Box, Dict, Discrete, MultiDiscrete
-from jaxrl_par.types import EnvSpec, Key, PyTree, StepResult, strong
+from jaxrl_par.types import EnvSpec, Key, PyTree, StepResult
 
 _LEGACY_STEPS = {
     4: "(obs, reward, done, info) is Gym's",
@@ -33,14 +34,8 @@ _LEGACY_STEPS = {
 _STEP_RULE = "return (state, StepResult(obs, reward, terminated, truncated))"
 
 
-class EnvError(ValueError):
+class EnvError(ConformanceError):
     """What an environment gets wrong; `problems` has one string for each."""
-
-    def __init__(self, name: str, problems: list[str]) -> None:
-        self.problems = tuple(problems)
-        lines = [f"{i}. {problem}" for i, problem in enumerate(problems, start=1)]
-        number = f"{len(lines)} problem" + "s" * (len(lines) > 1)
-        super().__init__("\n  ".join([f"{name} has {number}:", *lines]))
 
 
 def check_env(env: Any, key: Key | None = None) -> None:
@@ -70,24 +65,25 @@ def check_env(env: Any, key: Key | None = None) -> None:
         problems += _method_problems(env, spec, key)
     put_back(env, before)
     if problems:
-        raise EnvError(name, list(dict.fromkeys(problems)))
+        raise EnvError(name, problems)
 
 
 def _method_problems(env: Any, spec: EnvSpec, key: Key) -> list[str]:
     """What reset and step get wrong; as far as can be told from what they give."""
     problems: list[str] = []
-    reset = Call(env, "reset", problems)
+    reset = Call(env, "reset", "(key)", problems)
     start = reset(key)
     state = _reset_state(start, spec, problems)
     if state is None:
         return problems
-    step = Call(env, "step", problems)
+    step = Call(env, "step", "(key, state, action)", problems)
     action = jax.eval_shape(spec.action_space.sample, key)
     after = step(key, state, action)
     if not _step_is_readable(after, problems):
         return problems
     problems += _step_problems(after, spec)
-    stable = state_problems(state, after[0])
+    rule = "a state keeps its structure, shapes and dtypes from reset on"
+    stable = change_problems(state, after[0], "step: state", "reset", rule)
     problems += stable
     if not stable:
         reset.check_purity(key)
@@ -174,13 +170,7 @@ def _reset_state(start: Any, spec: EnvSpec, problems: list[str]) -> PyTree | Non
     problems += wrong + leaf_problems(state, "reset: state")
     if any("no array" in problem for problem in problems):
         return None
-    return jax.eval_shape(strong, jax.tree.map(_without_weak_type, state))
-
-
-def _without_weak_type(leaf: Any) -> Any:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    return leaf
+    return settled(state)
 
 
 def _step_is_readable(after: Any, problems: list[str]) -> bool:
@@ -220,8 +210,6 @@ def _step_problems(after: tuple, spec: EnvSpec) -> list[str]:
         ):
             rule = f"it must be a scalar array of {wanted.dtype.name}"
             problems.append(f"step: {name} is {kind(value)}; {rule}")
-        elif value.weak_type:
-            problems.append(weak(f"step: {name}", value))
     if not isinstance(result.info, Mapping):
         rule = "it must be a dictionary of arrays"
         problems.append(f"step: info is {kind(result.info)}; {rule}")

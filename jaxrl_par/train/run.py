@@ -51,12 +51,12 @@ class Run:
     def policy(self, obs: PyTree) -> jax.Array:
         """The greedy action(s) for one observation or a batch [N, ...].
 
-        In the environment's units. For a policy without memory.
+        In the environment's units. For a policy without memory. Raises ValueError
+        for observations of another structure or shape than the environment's.
         """
-        space = self.env.spec.obs_space
-        single = _ndim(space) == np.ndim(jax.tree.leaves(obs)[0])
-        dtypes = jax.tree.map(lambda x: x.dtype, spaces.zeros(space))
-        obs = jax.tree.map(jnp.asarray, obs, dtypes)
+        example = spaces.zeros(self.env.spec.obs_space)
+        obs = _fit(obs, example)
+        single = jax.tree.leaves(obs)[0].ndim == jax.tree.leaves(example)[0].ndim
         if single:
             obs = jax.tree.map(lambda x: x[None], obs)
         action = _greedy(self.algorithm, local(self.state.algorithm), obs)
@@ -225,5 +225,18 @@ def _number(value: Any) -> float:
     return float("nan") if value is None else value
 
 
-def _ndim(space: spaces.Space) -> int:
-    return jax.tree.leaves(spaces.zeros(space))[0].ndim
+def _fit(obs: PyTree, example: PyTree) -> PyTree:
+    """`obs`, one observation or a batch, as arrays of the example's dtypes."""
+
+    def fit(like: jax.Array, value: Any) -> jax.Array:
+        array = jnp.asarray(value, like.dtype)
+        if array.ndim - like.ndim not in (0, 1) or (
+            array.shape[array.ndim - like.ndim :] != like.shape
+        ):
+            raise ValueError(
+                f"obs of shape {array.shape} must be one observation {like.shape} "
+                f"or a batch [N, *{like.shape}]"
+            )
+        return array
+
+    return jax.tree.map(fit, example, obs)
