@@ -26,6 +26,7 @@ ROOMS = {
     "distributions": 1,
     "normalize": 1,
     "minibatches": 1,
+    "conformance": 1,
     "replay": 1,
     "networks": 2,
     "envs": 2,

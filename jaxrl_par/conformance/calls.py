@@ -1,4 +1,4 @@
-"""The part of `check_env` that traces methods: signature, jit, purity."""
+"""Tracing a user's methods and watching them: signature, jit, purity."""
 
 from __future__ import annotations
 
@@ -11,34 +11,40 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_par.envs.type_check import describe
+from jaxrl_par.conformance.kinds import describe
 from jaxrl_par.types import PyTree
 
 
 class Call:
-    """One method of an environment, called abstractly and watched meanwhile."""
+    """One method of an object, called abstractly and watched meanwhile.
 
-    def __init__(self, env: Any, method: str, problems: list[str]) -> None:
-        self.env, self.method, self.problems = env, method, problems
+    `names` are the arguments with which it is called, for example "(key, state)".
+    What it gets wrong is added to `problems`.
+    """
+
+    def __init__(
+        self, owner: Any, method: str, names: str, problems: list[str]
+    ) -> None:
+        self.owner, self.method, self.names = owner, method, names
+        self.problems = problems
 
     def __call__(self, *args: PyTree) -> Any:
         """The result with arrays as ShapeDtypeStruct; None after an exception."""
-        function, found = getattr(self.env, self.method), []
-        names = "(key)" if self.method == "reset" else "(key, state, action)"
+        function, found = getattr(self.owner, self.method), []
         try:
             inspect.signature(function).bind(*args)
         except TypeError as error:
-            self._add(f"{error}; it is called as {self.method}{names}")
+            self._add(f"{error}; it is called as {self.method}{self.names}")
             return None
 
         def run(*args: PyTree) -> None:
             found.append(jax.tree.map(describe, function(*args)))
 
-        before = snapshot(self.env)
+        before = snapshot(self.owner)
         try:
             jax.eval_shape(run, *args)
         except Exception as error:
-            self._add(_explain(error))
+            self._add(explain(error))
         self._restore(before)
         return found[0] if found else None
 
@@ -46,12 +52,12 @@ class Call:
         """Trace twice with the same arguments: the programs must be the same."""
         programs = []
         for _ in range(2):
-            before = snapshot(self.env)
-            function: Callable = functools.partial(getattr(self.env, self.method))
+            before = snapshot(self.owner)
+            function: Callable = functools.partial(getattr(self.owner, self.method))
             try:
                 lowered = jax.jit(lambda *a, f=function: f(*a)).lower(*args)
             except Exception as error:
-                self._add(_explain(error))
+                self._add(explain(error))
                 return
             finally:
                 self._restore(before)
@@ -65,24 +71,24 @@ class Call:
             )
 
     def _restore(self, before: dict[str, Any]) -> None:
-        changed = [k for k, v in snapshot(self.env).items() if _differs(before, k, v)]
+        changed = [k for k, v in snapshot(self.owner).items() if _differs(before, k, v)]
         if changed:
             rule = "it must be pure: keep what changes in the state"
             self._add(f"changes self.{', self.'.join(changed)}; {rule}")
-            put_back(self.env, before)
+            put_back(self.owner, before)
 
     def _add(self, text: str) -> None:
         self.problems.append(f"{self.method}: {text}")
 
 
-def put_back(env: Any, before: dict[str, Any]) -> None:
-    """Give an environment the attributes of a snapshot."""
-    if any(_differs(before, k, v) for k, v in snapshot(env).items()):
-        vars(env).clear()
-        vars(env).update({name: copy.copy(value) for name, value in before.items()})
+def put_back(owner: Any, before: dict[str, Any]) -> None:
+    """Give an object the attributes of a snapshot."""
+    if any(_differs(before, k, v) for k, v in snapshot(owner).items()):
+        vars(owner).clear()
+        vars(owner).update({name: copy.copy(value) for name, value in before.items()})
 
 
-def snapshot(env: Any) -> dict[str, Any]:
+def snapshot(owner: Any) -> dict[str, Any]:
     """Its attributes now; lists, dictionaries, sets and arrays are copied."""
 
     def keep(value: Any) -> Any:
@@ -91,10 +97,10 @@ def snapshot(env: Any) -> dict[str, Any]:
 
     caches = {
         name
-        for name in getattr(env, "__dict__", {})
-        if isinstance(getattr(type(env), name, None), functools.cached_property)
+        for name in getattr(owner, "__dict__", {})
+        if isinstance(getattr(type(owner), name, None), functools.cached_property)
     }
-    fields = getattr(env, "__dict__", {}).items()
+    fields = getattr(owner, "__dict__", {}).items()
     return {name: keep(value) for name, value in fields if name not in caches}
 
 
@@ -114,7 +120,8 @@ def _differs(before: dict[str, Any], name: str, after: Any) -> bool:
     return old != after if isinstance(old, set) else old is not after
 
 
-def _explain(error: Exception) -> str:
+def explain(error: Exception) -> str:
+    """What an exception in a traced method means."""
     if "Legacy uint32 key" in str(error):
         return (
             "uses a raw uint32 key; keys are typed: split the key that is given, and "

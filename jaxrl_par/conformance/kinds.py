@@ -1,4 +1,4 @@
-"""The part of `check_env` that compares structures, shapes and dtypes."""
+"""Comparing structures, shapes and dtypes, and saying what differs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl_par.spaces import Dict, Space
-from jaxrl_par.types import PyTree
+from jaxrl_par.types import PyTree, strong
 
 
 def describe(leaf: Any) -> Any:
@@ -20,19 +20,33 @@ def describe(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
 
 
-def state_problems(before: PyTree, after: PyTree) -> list[str]:
-    """Where the state that step gives is not of the kind that reset gives."""
-    rule = "a state keeps its structure, shapes and dtypes from reset on"
+def change_problems(
+    before: PyTree, after: PyTree, name: str, source: str, rule: str
+) -> list[str]:
+    """Where what comes out (`name`) is not of the kind that `source` gave."""
     old, new = jax.tree.structure(before), jax.tree.structure(after)
     if old != new:
-        return [f"step: state is {new}, and {old} from reset; {rule}"]
+        return [f"{name} is {new}, and {old} from {source}; {rule}"]
     problems = []
     leaves = jax.tree_util.tree_leaves_with_path(before)
     for (path, a), b in zip(leaves, jax.tree.leaves(after), strict=True):
         if kind(a) != kind(b):
-            name = f"step: state{jax.tree_util.keystr(path)}"
-            problems.append(f"{name} is {kind(b)}, and {kind(a)} from reset; {rule}")
+            where = name + jax.tree_util.keystr(path)
+            problems.append(
+                f"{where} is {kind(b)}, and {kind(a)} from {source}; {rule}"
+            )
     return problems
+
+
+def settled(tree: PyTree) -> PyTree:
+    """The abstract tree that the engine keeps: without weak types."""
+    return jax.eval_shape(strong, jax.tree.map(_without_weak_type, tree))
+
+
+def _without_weak_type(leaf: Any) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    return leaf
 
 
 def leaf_problems(tree: PyTree, name: str) -> list[str]:

@@ -1,0 +1,1 @@
+"""What checks of a user's own environment or algorithm share."""
