@@ -161,7 +161,7 @@ class PPO:
         if self.normalize_reward:
             reward = statistics["return_moments"].scale(reward)
         value = rollout.extras["value"]
-        next_value = rollout.successor_values(value, lambda obs: self._value(state, obs))
+        next_value = rollout.successor_values(value, partial(self._value, state))
         advantage = gae(
             reward,
             value,
@@ -253,9 +253,7 @@ class PPO:
         )
         learning_rate = self.learning_rate * schedule * state.learning_rate_scale
         updates, opt_state = self._optimizer().update(grads, state.opt_state)
-        params = jax.tree.map(
-            lambda p, u: p - learning_rate * u, state.params, updates
-        )
+        params = jax.tree.map(lambda p, u: p - learning_rate * u, state.params, updates)
         metrics |= {
             "learning_rate": jnp.float32(learning_rate),
             "grad_norm": optax.tree.norm(grads),
@@ -266,7 +264,7 @@ class PPO:
     def _loss(
         self, spec: EnvSpec, params: PyTree, batch: Batch
     ) -> tuple[Array, dict[str, Array]]:
-        """Mean loss of a minibatch: policy + value_coef value - entropy_coef entropy."""
+        """Policy loss + value_coef * value loss - entropy_coef * entropy, means."""
         distribution = self._distribution(spec)
         outputs, value = self._forward(spec, params, batch.obs, batch.mask)
         log_ratio = distribution.log_prob(outputs, batch.sample) - batch.log_prob
@@ -292,11 +290,13 @@ class PPO:
         return outputs, value
 
     def _value(self, state: PPOState, obs: PyTree) -> Array:
-        _, obs = _split_mask(obs)
-        return self._forward(state.spec, state.params, self._normalize(state, obs), None)[1]
+        obs = self._normalize(state, _split_mask(obs)[1])
+        return self._forward(state.spec, state.params, obs, None)[1]
 
     def _normalize(self, state: PPOState, obs: PyTree) -> PyTree:
-        return normalize.normalize(state.obs_moments, obs) if self.normalize_obs else obs
+        if not self.normalize_obs:
+            return obs
+        return normalize.normalize(state.obs_moments, obs)
 
     def _zero_moments(self, spec: EnvSpec) -> PyTree:
         space = inputs.network_obs_space(spec)
@@ -337,4 +337,5 @@ def _split_mask(obs: PyTree) -> tuple[Array | None, PyTree]:
     if not isinstance(obs, dict) or spaces.ACTION_MASK not in obs:
         return None, obs
     rest = {name: x for name, x in obs.items() if name != spaces.ACTION_MASK}
-    return obs[spaces.ACTION_MASK], next(iter(rest.values())) if len(rest) == 1 else rest
+    mask = obs[spaces.ACTION_MASK]
+    return mask, next(iter(rest.values())) if len(rest) == 1 else rest

@@ -191,5 +191,3 @@ def _label(settings: dict[str, Any], kinds: list[dict[str, Any]], runs: int) -> 
     ]
     count = f" ({runs} runs)" if runs > 1 else ""
     return " ".join([name, ", ".join(differing[:4])]).strip() + count
-
-

@@ -173,9 +173,7 @@ def read_metrics(path: Path) -> dict[str, np.ndarray]:
     """The rows of a metrics file as arrays [updates]; NaN where a row lacks a value."""
     rows = read_rows(path)
     names = dict.fromkeys(name for row in rows for name in row)
-    return {
-        name: np.array([_number(row.get(name)) for row in rows]) for name in names
-    }
+    return {name: np.array([_number(row.get(name)) for row in rows]) for name in names}
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -160,9 +160,9 @@ def _draw(
     num_envs = state.episode_length.shape[0]
     first_id = collectives.index(axes) * num_envs
     keys = _env_keys(key, first_id, num_envs, 1 + env.num_keys(length))
-    noise = jax.vmap(
-        lambda k: algorithm.noise(state.algorithm, k, length), out_axes=1
-    )(keys[0])
+    noise = jax.vmap(lambda k: algorithm.noise(state.algorithm, k, length), out_axes=1)(
+        keys[0]
+    )
     return noise, env.prepare(keys[1:], length)
 
 
