@@ -30,7 +30,7 @@ Axes: TypeAlias = tuple[str, ...]
 _T = TypeVar("_T")
 
 
-def static(default: Any = dataclasses.MISSING, **kwargs: Any) -> Any:
+def static(*, default: Any = dataclasses.MISSING, **kwargs: Any) -> Any:
     """A dataclass field that is not a pytree leaf: a size, a name or a function."""
     metadata = {"static": True, **kwargs.pop("metadata", {})}
     return dataclasses.field(default=default, metadata=metadata, **kwargs)

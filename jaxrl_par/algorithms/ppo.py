@@ -25,6 +25,10 @@ from jaxrl_par.returns import discounted_returns, gae
 from jaxrl_par.types import Array, Axes, EnvSpec, Key, PyTree, Rollout, pytree, static
 
 
+# policy_loss(log_ratio [N], advantage [N], clip_eps) -> losses [N]
+PolicyLoss = Callable[[Array, Array, Array], Array]
+
+
 @pytree
 class PPOState:
     """What PPO learns and remembers."""
@@ -65,14 +69,14 @@ class PPO:
     can share the environments.
     """
 
-    network: base.Factory | base.Network = static(auto)
-    policy_loss: Callable[[Array, Array, Array], Array] = static(losses.ppo_clip)
-    rollout_length: int = static(128)
-    num_epochs: int = static(4)
-    num_minibatches: int = static(4)
-    num_groups: int = static(8)
+    network: base.Factory | base.Network = static(default=auto)
+    policy_loss: PolicyLoss = static(default=losses.ppo_clip)
+    rollout_length: int = static(default=128)
+    num_epochs: int = static(default=4)
+    num_minibatches: int = static(default=4)
+    num_groups: int = static(default=8)
     learning_rate: float = 2.5e-4
-    anneal: bool = static(True)
+    anneal: bool = static(default=True)
     gamma: float = 0.99
     gae_lambda: float = 0.95
     clip_eps: float = 0.2
@@ -83,11 +87,11 @@ class PPO:
     adam_eps: float = 1e-5
     target_kl: float | None = None
     adaptive_kl: float | None = None
-    normalize_advantage: bool = static(True)
-    normalize_obs: bool = static(False)
-    normalize_reward: bool = static(False)
-    squash: bool = static(False)
-    microbatch_size: int | None = static(None)
+    normalize_advantage: bool = static(default=True)
+    normalize_obs: bool = static(default=False)
+    normalize_reward: bool = static(default=False)
+    squash: bool = static(default=False)
+    microbatch_size: int | None = static(default=None)
 
     sharded = ("running_return",)
 

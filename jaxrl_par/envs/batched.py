@@ -57,8 +57,8 @@ class BatchedEnv:
     """
 
     env: Environment | Instances
-    reset: ResetMode = static("pool")
-    pool_size: int = static(8)
+    reset: ResetMode = static(default="pool")
+    pool_size: int = static(default=8)
 
     def __post_init__(self) -> None:
         if self.reset not in ("pool", "exact"):
