@@ -10,8 +10,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 import numpy as np
+from jax.core import Tracer
 
 
 def positive_int(name: str, value: Any) -> None:
@@ -43,7 +43,7 @@ def between(name: str, value: Any, low: float, high: float) -> None:
 
 
 def _check(name: str, value: Any, rule: str, test: Any) -> None:
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return
     array = np.asarray(value)
     numeric = np.issubdtype(array.dtype, np.number)

@@ -98,7 +98,7 @@ class Environment(Protocol):
         """Start an episode: (state, obs)."""
         ...
 
-    def step(self, key: Key, state: PyTree, action: Array) -> tuple[PyTree, StepResult]:
+    def step(self, key: Key, state: PyTree, action: Any) -> tuple[PyTree, StepResult]:
         """Apply one action: (state, result)."""
         ...
 
@@ -201,7 +201,8 @@ class Algorithm(Protocol):
     replay slots) and is split over devices; all others are equal on every device.
     """
 
-    sharded: tuple[str, ...]
+    @property
+    def sharded(self) -> tuple[str, ...]: ...
 
     @property
     def rollout_length(self) -> int: ...

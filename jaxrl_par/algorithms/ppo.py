@@ -24,9 +24,8 @@ from jaxrl_par.networks import auto, base, inputs
 from jaxrl_par.returns import discounted_returns, gae
 from jaxrl_par.types import Array, Axes, EnvSpec, Key, PyTree, Rollout, pytree, static
 
-
 # policy_loss(log_ratio [N], advantage [N], clip_eps) -> losses [N]
-PolicyLoss = Callable[[Array, Array, Array], Array]
+PolicyLoss = Callable[[Array, Array, Any], Array]
 
 
 @pytree
@@ -37,8 +36,8 @@ class PPOState:
     opt_state: PyTree
     learning_rate_scale: Array  # () float32, moved by `adaptive_kl`
     obs_moments: PyTree  # a Moments for each leaf, or None
-    return_moments: normalize.Moments | None  # of discounted returns
-    running_return: Array | None  # [B] discounted return of the episode under way
+    return_moments: Any  # Moments of discounted returns, or None
+    running_return: Any  # [B] discounted return of the episode under way, or None
     spec: EnvSpec = static()
 
 
@@ -231,8 +230,9 @@ class PPO:
                 shuffled = _standardize_advantages(shuffled, axes)
             return jax.lax.scan(gradient_step, carry, shuffled)
 
+        length, num_envs = batch.value.shape
         sizes = minibatches.sizes_of(
-            *batch.value.shape, self.num_minibatches, self.num_groups, axes
+            length, num_envs, self.num_minibatches, self.num_groups, axes
         )
         rows = minibatches.shuffled_rows(key, sizes, self.num_epochs, axes)
         (state, _), metrics = jax.lax.scan(epoch, (state, jnp.bool_(True)), rows)

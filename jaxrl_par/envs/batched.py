@@ -6,7 +6,7 @@ key, so that nothing depends on how environments are laid over devices.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jaxrl_par.envs.wrappers import Instances
 from jaxrl_par.types import (
     Array,
-    Environment,
     EnvSpec,
     Key,
     PyTree,
@@ -42,8 +41,8 @@ class Draws:
     """Randomness for T steps, drawn before them."""
 
     step_keys: Key  # [T, B]
-    reset_keys: Key  # [T, B], or [0, B] with a pool
-    pool: tuple[PyTree, PyTree]  # [P, B, ...] start states and observations
+    reset_keys: Any  # [T, B], or () with a pool
+    pool: Any  # start states and observations [P, B, ...], or () without
 
 
 @pytree
@@ -56,7 +55,7 @@ class BatchedEnv:
     Each start state has the distribution of `env.reset` either way.
     """
 
-    env: Environment | Instances
+    env: Any  # Environment or Instances
     reset: ResetMode = static(default="pool")
     pool_size: int = static(default=8)
 

@@ -103,7 +103,7 @@ class CNN:
 
     def __call__(self, spec: EnvSpec) -> base.Network:
         space = inputs.network_obs_space(spec)
-        if len(getattr(space, "shape", ())) != 3:
+        if not isinstance(space, spaces.Box) or len(space.shape) != 3:
             raise ValueError(
                 f"network CNN needs an image observation [H, W, C], not {space}"
             )
@@ -138,7 +138,7 @@ def _build(config: MLP | CNN, spec: EnvSpec) -> base.Network:
         shapes = jax.eval_shape(module.init, key, example)
         return orthogonal_tree(key, shapes, _gain)
 
-    def apply(params: Any, obs: Any) -> tuple[Array, Array]:
+    def apply(params: Any, obs: Any) -> Any:
         return module.apply(params, prepare(space, obs))
 
     return base.Network(init, apply)

@@ -20,7 +20,7 @@ def save(path: Path, tree: PyTree) -> None:
     arrays = {name: np.asarray(_plain(leaf)) for name, leaf in _named(tree)}
     aside = path.with_suffix(".partial")
     with open(aside, "wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, allow_pickle=False, **arrays)
         file.flush()
         os.fsync(file.fileno())
     os.replace(aside, path)
@@ -49,7 +49,7 @@ def load(path: Path, like: PyTree) -> PyTree:
                 f"checkpoint {path}: leaf {name} is {found.dtype}{found.shape}, "
                 f"expected {expected.dtype}{expected.shape}"
             )
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaves.append(jax.random.wrap_key_data(found))
         else:
             leaves.append(jax.numpy.asarray(found))
@@ -66,4 +66,4 @@ def _plain(leaf: Any) -> Any:
 
 
 def _is_key_shape(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)

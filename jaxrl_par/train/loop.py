@@ -276,11 +276,12 @@ class Trainer:
 
     def description(self) -> dict[str, Any]:
         """The run's settings and what it ran on, for `config.json`."""
+        config: Any = jax.config  # whose options no type checker sees
         return {
             **dataclasses.asdict(self.config),
             "devices": [str(device) for device in self.layout.devices],
             "versions": versions(),
-            "matrix_precision": jax.config.jax_default_matmul_precision or "default",
+            "matrix_precision": config.jax_default_matmul_precision or "default",
         }
 
 

@@ -25,6 +25,8 @@ from jaxrl_par.envs.wrappers import Instances
 from jaxrl_par.train import step
 from jaxrl_par.types import Algorithm, Array, Axes, Key, PyTree, TrainState
 
+Device = Any  # jax.Device, which type checkers take for a variable
+
 PLATFORMS = ("auto", "cpu", "gpu", "tpu")
 _AXIS = "data"
 # On a CPU a second device costs more than it brings below this many samples each.
@@ -80,7 +82,7 @@ class Plan:
 class Layout:
     """A settled plan: the devices in order."""
 
-    devices: tuple[jax.Device, ...]
+    devices: tuple[Device, ...]
 
     @property
     def axes(self) -> Axes:
@@ -101,20 +103,20 @@ class Layout:
         return kind if len(self.devices) == 1 else f"{len(self.devices)} x {kind}"
 
     def specs(self, state: TrainState, sharded: tuple[str, ...]) -> TrainState:
-        """The partition of each leaf of a training state."""
-        fields = {f.name: P(_AXIS) for f in dataclasses.fields(TrainState)}
-        specs = TrainState(**fields | {"key": P(), "update": P(), "algorithm": P()})
-        learned = jax.tree_util.tree_map_with_path(
-            lambda path, _: P(_AXIS) if path[0].name in sharded else P(),
-            state.algorithm,
-        )
-        specs = jax.tree.map(
-            lambda spec, part: jax.tree.map(lambda _: spec, part),
-            dataclasses.replace(specs, algorithm=None),
-            dataclasses.replace(state, algorithm=None),
-            is_leaf=lambda x: isinstance(x, P),
-        )
-        return dataclasses.replace(specs, algorithm=learned)
+        """The partition of each leaf of a training state.
+
+        Split are what belongs to environments, and the algorithm's `sharded` fields.
+        """
+
+        def spec(path: tuple[Any, ...], _: Any) -> P:
+            name = path[0].name
+            if name == "algorithm":
+                split = len(path) > 1 and _name(path[1]) in sharded
+            else:
+                split = name not in ("key", "update")
+            return P(_AXIS) if split else P()
+
+        return jax.tree_util.tree_map_with_path(spec, state)
 
     def program(
         self, algorithm: Algorithm, env: BatchedEnv, num_envs: int, rows: int
@@ -178,6 +180,11 @@ class Program:
         return jax.device_put(jax.tree.map(jnp.asarray, tree), self.replicated)
 
 
+def _name(part: Any) -> str:
+    """The field or key that one part of a path in a tree names."""
+    return str(getattr(part, "name", getattr(part, "key", "")))
+
+
 def local(tree: PyTree) -> PyTree:
     """This host's first part of every leaf, as arrays of one device.
 
@@ -190,7 +197,7 @@ def local(tree: PyTree) -> PyTree:
     return jax.tree.map(first, tree)
 
 
-def find_devices(platform: str) -> list[jax.Device]:
+def find_devices(platform: str) -> list[Device]:
     """This process's devices of a platform; raises DeviceError if there is none."""
     if platform == "auto":
         return jax.local_devices()
@@ -214,7 +221,8 @@ def use_cpu_cores(count: int | None = None) -> None:
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
-    if jax.config.jax_num_cpu_devices != -1:
+    config: Any = jax.config  # whose options no type checker sees
+    if config.jax_num_cpu_devices != -1:
         return
     cores = count or len(os.sched_getaffinity(0))
     try:
@@ -228,7 +236,8 @@ def enable_compilation_cache() -> None:
 
     Under $XDG_CACHE_HOME or ~/.cache; JAX_ENABLE_COMPILATION_CACHE=0 turns it off.
     """
-    if jax.config.jax_compilation_cache_dir is not None:
+    config: Any = jax.config  # whose options no type checker sees
+    if config.jax_compilation_cache_dir is not None:
         return
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     directory = Path(base) / "jaxrl_par" / "xla"

@@ -154,6 +154,7 @@ def _draw(panel: Any, curve: Curve) -> None:
         panel.fill_between(
             curve.steps, low, high, alpha=0.25, color=line.get_color(), linewidth=0
         )
+    dots = "greedy evaluation"  # named once
     if len(curve.evaluations):
         panel.plot(
             *curve.evaluations.T,
@@ -161,7 +162,7 @@ def _draw(panel: Any, curve: Curve) -> None:
             marker="o",
             markersize=4,
             color=line.get_color(),
-            label="greedy evaluation",
+            label=None if dots in panel.get_legend_handles_labels()[1] else dots,
         )
 
 
