@@ -129,13 +129,6 @@ def median(values: list[float]) -> float:
     return float(np.median(values))
 
 
-def iqm(values: np.ndarray) -> float:
-    """Mean of the middle half (Agarwal et al. 2021): a quarter cut at each end."""
-    ordered = np.sort(np.asarray(values, float))
-    cut = len(ordered) // 4
-    return float(ordered[cut : len(ordered) - cut].mean())
-
-
 def bootstrap(values: Any, statistic: Any = np.mean) -> tuple[float, float]:
     """The 95 % percentile interval of a statistic over runs."""
     values = np.asarray(values, float)
@@ -157,11 +150,15 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Append rows to a JSON-lines file, and say so."""
+    for row in rows:
+        append_row(path, row)
+    print(f"raw results: {path}")
+
+
+def append_row(path: Path, row: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        for row in rows:
-            file.write(json.dumps(row) + "\n")
-    print(f"raw results: {path}")
+        file.write(json.dumps(row) + "\n")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
