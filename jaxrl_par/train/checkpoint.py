@@ -32,8 +32,9 @@ def load(path: Path, like: PyTree) -> PyTree:
     Raises ValueError, before anything is used, naming the first leaf that differs.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
+        # Opened here: NumPy leaves a file open that it cannot read.
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as members:
+            arrays = dict(members)
     except Exception as error:
         raise ValueError(f"checkpoint {path} cannot be read: {error}") from error
     names = [name for name, _ in _named(like)]
@@ -44,6 +45,8 @@ def load(path: Path, like: PyTree) -> PyTree:
     leaves = []
     for name, leaf in _named(like):
         expected, found = jax.eval_shape(_plain, leaf), arrays[name]
+        if not isinstance(found, np.ndarray):
+            raise ValueError(f"checkpoint {path}: leaf {name} is no array")
         if (expected.shape, expected.dtype) != (found.shape, found.dtype):
             raise ValueError(
                 f"checkpoint {path}: leaf {name} is {found.dtype}{found.shape}, "

@@ -21,14 +21,17 @@ _PACKAGE = __name__.split(".")[0]
 
 
 def describe(value: Any) -> Any:
-    """A JSON value for a dataclass of fields, a function, a tuple or a number."""
+    """A JSON value for a dataclass, a function, a tuple, an array or a number."""
     match value:
         case None | bool() | int() | float() | str():
             return value
         case tuple() | list():
             return [describe(item) for item in value]
         case np.ndarray() | jax.Array() | np.generic():
-            return np.asarray(value).tolist()
+            array = np.asarray(value)
+            if array.ndim:
+                return {"array": array.tolist(), "dtype": array.dtype.name}
+            return array.item()
         case Gymnax():
             leaves = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(value)]
             spec = value.spec
@@ -49,6 +52,8 @@ def rebuild(data: Any, what: str) -> Any:
         return tuple(rebuild(item, what) for item in data)
     if not isinstance(data, dict):
         return data
+    if "array" in data:
+        return np.asarray(data["array"], data["dtype"])
     if "make" in data:
         env = make(data["make"], max_steps=data["max_steps"])
         leaves, structure = jax.tree.flatten(env)
