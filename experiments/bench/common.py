@@ -74,8 +74,13 @@ def about() -> dict[str, Any]:
         "cpu_cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "commit": commit(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(map(_no_folder, [Path(sys.argv[0]).name, *sys.argv[1:]])),
     }
+
+
+def _no_folder(word: str) -> str:
+    """A word of the command, without the folders of an absolute path."""
+    return Path(word).name if word.startswith("/") else word
 
 
 def commit() -> str:
