@@ -208,7 +208,7 @@ class PPO:
         self, state: PPOState, batch: Batch, progress: Array, key: Key, axes: Axes
     ) -> tuple[PPOState, dict[str, Array]]:
         """Epochs of gradient steps; metrics are means over the steps taken."""
-        schedule = (1.0 - progress) if self.anneal else 1.0
+        schedule = jnp.maximum(1.0 - progress, 0.0) if self.anneal else 1.0
 
         def gradient_step(
             carry: tuple[PPOState, Array], minibatch: Batch
