@@ -64,6 +64,40 @@ class Fate:
 
 
 @pytree
+class Steady:
+    """Pays `pay` a step until the time limit. Observation: [share done, noise]."""
+
+    pay: float = 1.0
+    max_steps: int | None = static(default=300)
+
+    @property
+    def spec(self) -> EnvSpec:
+        obs_space = spaces.Box(0.0, 1.0, (2,))
+        return EnvSpec("steady", obs_space, spaces.Discrete(3), self.max_steps)
+
+    def reset(self, key: Any) -> tuple[Array, Array]:
+        return jnp.float32(0), jnp.stack([0.0, jax.random.uniform(key)])
+
+    def step(self, key: Any, state: Array, action: Array) -> tuple[Array, StepResult]:
+        state = state + 1
+        obs = jnp.stack([state / 300, jax.random.uniform(key)])
+        return state, StepResult(obs, jnp.float32(self.pay), jnp.bool_(False))
+
+
+@pytree
+class Nothing:
+    """Observations and rewards of zero, two-step episodes."""
+
+    spec = EnvSpec("nothing", spaces.Box(0.0, 1.0, (2,)), spaces.Discrete(3))
+
+    def reset(self, key: Any) -> tuple[Array, Array]:
+        return jnp.int32(0), jnp.zeros(2)
+
+    def step(self, key: Any, state: Array, action: Array) -> tuple[Array, StepResult]:
+        return 1 - state, StepResult(jnp.zeros(2), jnp.float32(0), state == 1)
+
+
+@pytree
 class TallyState:
     """What `Tally` learns and remembers."""
 
