@@ -131,8 +131,9 @@ def test_there_is_no_cycle():
 def test_only_the_plan_names_devices():
     """And an axis of the mesh: elsewhere `axes` are arguments."""
     users = used("devices", "local_devices", "NamedSharding", "shard_map", "make_mesh")
-    # The command `doctor` lists what there is.
-    assert {m for m in users if room(m) != "cli"} == {"train.plan"}
+    # The command `doctor` lists what there is; `check_algorithm` tries two.
+    users = {m for m in users if room(m) not in ("cli", "conformance")}
+    assert users == {"train.plan"}
 
 
 def test_only_collectives_reduce_over_devices():
@@ -179,7 +180,7 @@ def test_importing_computes_nothing_and_loads_no_optional_suite():
         "import sys, jaxrl_par, jax;"
         "from jax._src import xla_bridge;"
         "print(xla_bridge.backends_are_initialized(),"
-        "[m for m in ('gymnax', 'matplotlib', 'brax', 'pytest', 'scipy.stats')"
+        "[m for m in ('gymnax', 'matplotlib', 'brax', 'equinox', 'pytest')"
         " if m in sys.modules])"
     )
     result = subprocess.run(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,47 +16,63 @@ from jaxrl_par.conformance.kinds import describe
 from jaxrl_par.types import PyTree
 
 
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """An argument that is no array: it is passed on as it is."""
+
+    value: Any
+
+
 class Call:
     """One method of an object, called abstractly and watched meanwhile.
 
     `names` are the arguments with which it is called, for example "(key, state)".
-    What it gets wrong is added to `problems`.
+    What it gets wrong is added to `problems`. With `traced`, the object's own leaves
+    are traced too, as in a run. `keywords` are passed on as they are.
     """
 
     def __init__(
-        self, owner: Any, method: str, names: str, problems: list[str]
+        self,
+        owner: Any,
+        method: str,
+        names: str,
+        problems: list[str],
+        traced: bool = False,
+        **keywords: Any,
     ) -> None:
         self.owner, self.method, self.names = owner, method, names
-        self.problems = problems
+        self.problems, self.traced, self.keywords = problems, traced, keywords
 
-    def __call__(self, *args: PyTree) -> Any:
+    def __call__(self, *args: PyTree | Fixed) -> Any:
         """The result with arrays as ShapeDtypeStruct; None after an exception."""
-        function, found = getattr(self.owner, self.method), []
+        found = []
+        function = getattr(self.owner, self.method)
         try:
-            inspect.signature(function).bind(*args)
+            inspect.signature(function).bind(*args, **self.keywords)
         except TypeError as error:
             self._add(f"{error}; it is called as {self.method}{self.names}")
             return None
+        call, arrays = self._of_arrays(args)
 
-        def run(*args: PyTree) -> None:
-            found.append(jax.tree.map(describe, function(*args)))
+        def run(*arrays: PyTree) -> None:
+            found.append(jax.tree.map(describe, call(*arrays)))
 
         before = snapshot(self.owner)
         try:
-            jax.eval_shape(run, *args)
+            jax.eval_shape(run, *arrays)
         except Exception as error:
             self._add(explain(error))
         self._restore(before)
         return found[0] if found else None
 
-    def check_purity(self, *args: PyTree) -> None:
+    def check_purity(self, *args: PyTree | Fixed) -> None:
         """Trace twice with the same arguments: the programs must be the same."""
         programs = []
         for _ in range(2):
             before = snapshot(self.owner)
-            function: Callable = functools.partial(getattr(self.owner, self.method))
+            call, arrays = self._of_arrays(args)
             try:
-                lowered = jax.jit(lambda *a, f=function: f(*a)).lower(*args)
+                lowered = jax.jit(call).lower(*arrays)
             except Exception as error:
                 self._add(explain(error))
                 return
@@ -69,6 +86,19 @@ class Call:
                 "randomness, a clock, or state kept outside); draw from the key that "
                 "is given, and keep what changes in the state"
             )
+
+    def _of_arrays(self, args: Sequence[PyTree | Fixed]) -> tuple[Callable, list]:
+        """The call as a function of arrays only, made anew, and the arrays."""
+        arrays = [self.owner] if self.traced else []
+        arrays += [arg for arg in args if not isinstance(arg, Fixed)]
+
+        def call(*arrays: PyTree) -> Any:
+            left = list(arrays)
+            owner = left.pop(0) if self.traced else self.owner
+            full = [a.value if isinstance(a, Fixed) else left.pop(0) for a in args]
+            return getattr(owner, self.method)(*full, **self.keywords)
+
+        return call, arrays
 
     def _restore(self, before: dict[str, Any]) -> None:
         changed = [k for k, v in snapshot(self.owner).items() if _differs(before, k, v)]
