@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+import jax
 import numpy as np
 from jax.core import Tracer
 
@@ -82,3 +83,9 @@ def _members(name: str, value: Any, members: Iterable[str], check: str) -> None:
         # Not hasattr, which would call a property.
         if member not in dir(value):
             raise ValueError(f"{name} {value!r} must have `{member}` (see {check})")
+    if any(leaf is value for leaf in jax.tree.leaves(value)):
+        title = type(value).__name__
+        raise ValueError(
+            f"{name}: {title} is no pytree; decorate it with @jaxrl_par.pytree "
+            f"(see {check})"
+        )

@@ -293,6 +293,10 @@ def test_unknown_settings_are_refused_with_the_nearest():
         train(PPO(), CartPole(), steps=4)
 
 
+class NoPytree(CartPole):
+    """A class made without the decorator, which is not inherited."""
+
+
 @pytest.mark.parametrize(
     ("algorithm", "env", "message"),
     [
@@ -302,6 +306,7 @@ def test_unknown_settings_are_refused_with_the_nearest():
         ("ppo", CartPole(), r"algorithm 'ppo' must have `validate`"),
         (PPO(), object(), r"env <object .* must have `spec` \(see .*check_env\)"),
         (CartPole(), PPO(), r"algorithm CartPole.* must have `validate`"),
+        (PPO(), NoPytree(), r"env: NoPytree is no pytree; decorate it"),
         (PPO(num_minibatches=3), CartPole(), r"num_minibatches 3 must divide"),
     ],
 )
