@@ -106,8 +106,9 @@ def _row_problems(
     @quick_jit
     def act(a: Algorithm, state: PyTree, split: PyTree, args: tuple) -> tuple:
         part = jax.tree.map(lambda x: x[: x.shape[0] // 2], split)
-        first = jax.tree.map(lambda x: x[:half], args)
-        return a.act(dataclasses.replace(state, **part), *first, greedy=False)
+        carry, obs, noise = jax.tree.map(lambda x: x[:half], args)
+        state = dataclasses.replace(state, **part)
+        return a.act(state, carry, obs, noise, greedy=False)
 
     alone = act(algorithm, state, split, args)
     pairs = zip(_paths(alone), jax.tree.leaves(whole), strict=True)
@@ -122,16 +123,9 @@ def _row_problems(
 def _device_problems(algorithm: Algorithm, args: tuple, whole: tuple) -> list[str]:
     """Replicated parts that differ between two devices, or from one device's."""
     state, rollout, _ = args
-    split = (_split_of_state(algorithm, state), _split_of_rollout(rollout), -1)
-
-    def update(algorithm: Algorithm, *rest: Any) -> tuple:
-        *args, axes = rest
-        return algorithm.update(*args, axes)
-
+    split = (-1, _split_of_state(algorithm, state), _split_of_rollout(rollout), -1)
     try:
-        found = devices.on_two(
-            update, (algorithm, *args), (jax.tree.map(lambda _: -1, algorithm), *split)
-        )
+        found = devices.on_two(type(algorithm).update, (algorithm, *args), split)
     except Exception as error:
         return [f"update over two devices: {explain(error)}"]
     before = (state, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), whole[1]))

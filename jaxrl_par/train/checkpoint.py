@@ -53,7 +53,7 @@ def load(path: Path, like: PyTree) -> PyTree:
                 f"expected {expected.dtype}{expected.shape}"
             )
         if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaves.append(jax.random.wrap_key_data(found))
+            leaves.append(jax.random.wrap_key_data(jax.numpy.asarray(found)))
         else:
             leaves.append(jax.numpy.asarray(found))
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
