@@ -52,6 +52,13 @@ def _check(name: str, value: Any, rule: str, test: Any) -> None:
         raise ValueError(f"{name} {value!r} must be {rule}")
 
 
+def nearest_divisors(value: int, of: int) -> list[int]:
+    """The divisors of a number around a value: one below, one above (if there are)."""
+    divisors = [n for n in range(1, of + 1) if of % n == 0]
+    below = [n for n in divisors if n <= value][-1:]
+    return below + [n for n in divisors if n > value][:1]
+
+
 def known(kind: str, name: str, names: Iterable[str]) -> None:
     """Raise ValueError, with the nearest known names, if `name` is not known."""
     names = list(names)

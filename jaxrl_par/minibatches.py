@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_par import collectives
+from jaxrl_par import checks, collectives
 from jaxrl_par.types import Array, Axes, Key, PyTree
 
 
@@ -51,9 +51,10 @@ def blocks_per_group(length: int, group_envs: int, num_minibatches: int) -> int:
     for blocks in range(1, group_envs + 1):
         if group_envs % blocks == 0 and length * blocks % num_minibatches == 0:
             return blocks
+    near = checks.nearest_divisors(num_minibatches, length * group_envs)
     raise ValueError(
         f"num_minibatches {num_minibatches} must divide rollout_length * environments "
-        f"in a group = {length} * {group_envs}"
+        f"in a group = {length} * {group_envs}; nearest: {near}"
     )
 
 

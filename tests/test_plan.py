@@ -15,12 +15,13 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrl_par import collectives
 from jaxrl_par.algorithms.ppo import PPO
+from jaxrl_par.checks import nearest_divisors
 from jaxrl_par.envs.cartpole import CartPole
 from jaxrl_par.envs.wrappers import Instances
 from jaxrl_par.networks.actor_critic import MLP
 from jaxrl_par.train.callbacks import STOP
 from jaxrl_par.train.loop import train
-from jaxrl_par.train.plan import DeviceError, Layout, Plan, find_devices, nearest
+from jaxrl_par.train.plan import DeviceError, Layout, Plan, find_devices
 
 ENVS, LENGTH, EPOCHS, MINIBATCHES = 16, 16, 2, 4
 STEPS = ENVS * LENGTH
@@ -150,13 +151,15 @@ def test_gradient_is_the_mean_over_all_samples(data):
 
 
 def test_instances_keep_their_physics_on_any_device():
-    """Eight gravities: the same rollouts on one device and on two."""
+    """Eight gravities: the same rollouts and evaluation on one device and on two."""
     env = Instances.of(CartPole(), 8, gravity=jnp.linspace(1.0, 30.0, 8))
-    settings = {"num_envs": 8, "total_steps": 4 * 8 * 12, "eval_episodes": 0}
-    one, two = (
-        train(toys.Tally(rollout_length=12), env, data=data, **settings).state
+    settings = {"num_envs": 8, "total_steps": 4 * 8 * 12, "eval_episodes": 16}
+    both = [
+        train(toys.Tally(rollout_length=12), env, data=data, **settings)
         for data in (1, 2)
-    )
+    ]
+    np.testing.assert_array_equal(*(run.evaluation.returns for run in both))
+    one, two = (run.state for run in both)
     toys.assert_equal(one.algorithm.last, two.algorithm.last)
     toys.assert_equal(one.env, two.env)
     last = one.algorithm.last
@@ -206,10 +209,10 @@ def test_automatic_layout_uses_devices_that_pay():
     assert len(Plan().settle(algorithm, 12 * 33).devices) == 4
 
 
-def test_nearest():
-    assert nearest(3, [1, 2, 4, 8]) == [2, 4]
-    assert nearest(9, [1, 2, 4, 8]) == [8]
-    assert nearest(0, [1, 2]) == [1]
+def test_nearest_divisors():
+    assert nearest_divisors(3, 8) == [2, 4]
+    assert nearest_divisors(9, 8) == [8]
+    assert nearest_divisors(7, 12) == [6, 12]
 
 
 @pytest.mark.parametrize(

@@ -316,7 +316,8 @@ def test_settings_out_of_range_are_refused(name, value):
 
 
 def test_minibatches_must_divide_the_samples():
-    with pytest.raises(ValueError, match=r"num_minibatches 7 must divide.*128 \* 8"):
+    message = r"num_minibatches 7 must divide .*128 \* 8; nearest: \[4, 8\]"
+    with pytest.raises(ValueError, match=message):
         train(PPO(num_minibatches=7), CartPole(), num_envs=64)
 
 

@@ -83,6 +83,18 @@ def test_memory_starts_afresh_with_each_episode():
     assert data["memory"].max() == 6
 
 
+def test_every_update_draws_anew():
+    """Starts, rewards and actions of ten updates: none like another's."""
+    _, data = updates(toys.Fate(end=1.0), num_envs=4, number=10, length=6)
+    for name in ("obs", "reward"):
+        values = data[name][..., 0] if name == "obs" else data[name]
+        values = values.reshape(10, 6, 4)[:, 1:]
+        assert len(np.unique(values)) == values.size
+    actions = data["action"].reshape(10, -1)
+    assert len(np.unique(actions, axis=0)) == 10
+    assert len(np.unique(data["action"], axis=1).T) == 4  # nor an environment's
+
+
 def test_progress_is_the_share_done_before_the_update():
     metrics, _ = updates(CountingEnv(), num_envs=2, number=8, length=4)
     np.testing.assert_allclose(metrics["progress"], np.arange(8) / 8)

@@ -70,7 +70,7 @@ class Plan:
                 f"{devices[0].platform} devices, {len(devices)}"
             )
         if most % self.data:
-            near = nearest(self.data, [n for n in range(1, most + 1) if most % n == 0])
+            near = checks.nearest_divisors(self.data, most)
             raise ValueError(
                 f"data {self.data} must divide {most}, the most devices that "
                 f"num_envs {num_envs} can be split over; nearest: {near}"
@@ -243,12 +243,6 @@ def enable_compilation_cache() -> None:
     directory = Path(base) / "jaxrl_par" / "xla"
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
-def nearest(value: int, choices: list[int]) -> list[int]:
-    """The choices around a value: the largest below and the smallest above."""
-    below = [n for n in choices if n <= value][-1:]
-    return below + [n for n in choices if n > value][:1]
 
 
 def _driver_note() -> str:
