@@ -42,7 +42,7 @@ def preset(algorithm: str, env: str) -> Preset:
 
 
 _OWN = "tuned here over several seeds; from rl-baselines3-zoo, hyperparams/ppo.yml"
-_PUREJAXRL = "purejaxrl, its PPO settings for MinAtar"
+_OWN_MINATAR = "tuned here on Breakout-MinAtar; from purejaxrl"
 
 _MINATAR = PPO(
     network=MLP(hidden=(128, 64), activation="relu", shared=True),
@@ -53,7 +53,9 @@ _MINATAR = PPO(
 
 PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "CartPole-v1"): Preset(
-        PPO(learning_rate=3e-3), {"num_envs": 64, "total_steps": 500_000}, _OWN
+        PPO(learning_rate=2e-3, normalize_reward=True),
+        {"num_envs": 64, "total_steps": 500_000},
+        _OWN,
     ),
     ("ppo", "Acrobot-v1"): Preset(
         PPO(
@@ -102,7 +104,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ),
     **{
         ("ppo", f"{game}-MinAtar"): Preset(
-            _MINATAR, {"num_envs": 64, "total_steps": 10_000_000}, _PUREJAXRL
+            _MINATAR, {"num_envs": 64, "total_steps": 10_000_000}, _OWN_MINATAR
         )
         for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
     },
