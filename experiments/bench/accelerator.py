@@ -39,6 +39,8 @@ def main() -> None:
             save(args.out, result)
     print(f"\n{render(result['speed'])}")
     print(f"raw results: {args.out / 'accelerator.json'}")
+    if any("failed" in row for row in result["speed"] + result["parts"]):
+        sys.exit("a part of it failed; the rest is kept")
 
 
 def parse() -> argparse.Namespace:
