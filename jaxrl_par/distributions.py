@@ -9,6 +9,7 @@ Log-probabilities are of samples, so that no function has to be inverted.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Protocol
 
@@ -23,6 +24,8 @@ _MASKED = -1e9  # finite: a gradient through minus infinity is NaN
 _LOG_2PI = math.log(2 * math.pi)
 # Deviations within [2e-9, 2e4]: beyond, densities and their gradients overflow.
 _LOG_STD = (-20.0, 10.0)
+# A cumulative sum of so many terms is written out.
+_MOST_UNROLLED = 64
 
 
 class Distribution(Protocol):
@@ -85,15 +88,23 @@ def _pick(values: Array, index: Array) -> Array:
 
 
 def _inverse_cdf(logits: Array, uniform: Array) -> Array:
-    """Index drawn by a uniform in [0, 1): the last possible one whose share begins
-    at or below it.
+    """Index drawn by a uniform in [0, 1): the first whose cumulative share exceeds.
 
-    The share of the first possible index begins at exactly 0, so there always is
-    one. To count the shares that end below would sometimes draw an impossible index
-    from eight or more: a cumulative sum is not quite flat where nothing is added.
+    Never one of zero probability. Few shares are added one by one, so the sums do
+    not grow where nothing is added, and the last exceeds its product with a uniform
+    (at most 1 - 2^-23). On a CPU that is several times faster than `cumsum`, a tree
+    of sums, which is not quite flat; there the index is the last possible one whose
+    share begins at or below the uniform. The first begins at exactly 0.
     """
     logits = logits.astype(jnp.float32)
     weight = jnp.exp(logits - logits.max(-1, keepdims=True))
+    if weight.shape[-1] <= _MOST_UNROLLED:
+        columns = (weight[..., i] for i in range(weight.shape[-1]))
+        *sums, total = itertools.accumulate(columns)
+        index = jnp.zeros(total.shape, jnp.int32)
+        for below in sums:
+            index += below <= uniform * total
+        return index
     cumulative = jnp.cumsum(weight, -1)
     threshold = uniform[..., None] * cumulative[..., -1:]
     begun = (weight > 0) & (cumulative - weight <= threshold)

@@ -77,22 +77,22 @@ def test_any_uniform_gives_a_possible_index(n, u):
     assert (cumulative[np.arange(2000), sample] >= u - 1e-6).all()
 
 
-def test_no_uniform_gives_an_impossible_index():
-    # The uniforms beside every boundary, where rounding decides: a cumulative sum is
-    # a tree of sums, and not flat over impossible actions from eight on.
+@pytest.mark.parametrize("n", [16, 80])  # written out, and not
+def test_no_uniform_gives_an_impossible_index(n):
+    # The uniforms beside every boundary, where rounding decides: `cumsum` is a tree
+    # of sums, and not flat over impossible actions from eight on.
     rng = np.random.default_rng(0)
-    mask = rng.random((4000, 16)) < 0.5
+    rows = np.arange(1000)
+    mask = rng.random((1000, n)) < 0.5
     mask[:, 0] = True
     logits = np.where(mask, rng.normal(size=mask.shape), -np.inf)
-    cumulative = softmax(logits).cumsum(-1)
-    grid = np.round(cumulative * 2**23) / 2**23
-    outputs = jnp.asarray(logits, jnp.float32)
-    sample = jax.jit(Categorical(16).sample)
+    grid = np.round(softmax(logits).cumsum(-1) * 2**23) / 2**23
+    sample = jax.jit(Categorical(n).sample)
     for step in range(-4, 5):
-        for k in range(16):
-            u = np.clip(grid[:, k] + step * 2.0**-23, 0, HIGHEST)
-            index = np.asarray(sample(outputs, jnp.asarray(u, jnp.float32)))
-            assert mask[np.arange(4000), index].all()
+        for k in range(n):
+            u = np.clip(grid[:, k] + step * 2.0**-23, 0, HIGHEST).astype(F)
+            index = np.asarray(sample(logits.astype(F), u))
+            assert mask[rows, index].all()
 
 
 def test_masked_entropy_and_log_prob():
