@@ -38,9 +38,7 @@ def preset() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def trained(
-    preset: None, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, str]:
+def trained(preset: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A short run's directory and what the command printed."""
     home = tmp_path_factory.mktemp("cli")
     with pytest.MonkeyPatch.context() as patch:
