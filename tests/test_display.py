@@ -150,9 +150,9 @@ def test_the_chart_rises_with_the_returns() -> None:
 
 
 def test_the_chart_fills_gaps_and_averages_columns() -> None:
-    # Column 0 has 0 and 2, mean 1; columns 1 and 2 have none, so 3 and 5; column 3
+    # Column 0 has 1; column 1 has 2 and 4, mean 3; column 2 has none, so 5; column 3
     # has 7. In eighths of one cell, from 1 to 8: 1, 3 1/3, 5 2/3, 8.
-    steps, returns = np.array([2, 5, 35]), np.array([0.0, 2.0, 7.0])
+    steps, returns = np.array([5, 12, 15, 35]), np.array([1.0, 2.0, 4.0, 7.0])
     assert chart(steps, returns, 40, (4, 1), " 12345678")[0].endswith(" 1358")
 
 
