@@ -58,7 +58,8 @@ class Batch:
 class PPO:
     """PPO with a clipped objective. Rates are leaves, sizes are static.
 
-    `network` is a factory or an (init, apply) pair (`networks.base`).
+    `network` is a factory or an (init, apply) pair (`networks.base`); by default a
+    small CNN for images and an MLP for all else.
     `policy_loss(log_ratio, advantage, clip_eps)` gives the loss of each sample.
     `anneal` lowers the learning rate linearly to zero, a step an update. `value_clip`
     bounds how far a value moves from the acting critic's (None: not at all).
