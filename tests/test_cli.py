@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 import jaxrl_par as jp
-from jaxrl_par.cli import flags, main
+from jaxrl_par.cli import main
 from jaxrl_par.cli.interrupt import StopOnSignal
 from jaxrl_par.cli.train import read
 from jaxrl_par.networks.actor_critic import CNN, MLP
@@ -75,33 +75,6 @@ def run_apart(
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("64", 64), ("1e5", 100_000), ("500_000", 500_000), ("2.0", 2), ("-3", -3)],
-)
-def test_whole_numbers_are_accepted_as_ints(text: str, number: int) -> None:
-    parsed = flags.whole_number(text)
-    assert parsed == number
-    assert type(parsed) is int
-
-
-@pytest.mark.parametrize("text", ["1.5", "1e5.5", "abc", "", "nan", "inf", "1e400"])
-def test_other_numbers_are_no_ints(text: str) -> None:
-    with pytest.raises(ValueError, match="not a whole number"):
-        flags.whole_number(text)
-
-
-@pytest.mark.parametrize("text", ["1e-5", "0.00001", "1_0e-6"])
-def test_floats(text: str) -> None:
-    assert flags.finite_number(text) == 1e-5
-
-
-@pytest.mark.parametrize("text", ["abc", "nan", "inf", "-inf", "1e400"])
-def test_other_numbers_are_no_floats(text: str) -> None:
-    with pytest.raises(ValueError, match="not a finite number"):
-        flags.finite_number(text)
 
 
 @pytest.mark.parametrize(("algorithm", "env"), list(PRESETS))

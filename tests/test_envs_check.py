@@ -13,9 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_par.envs import ActionRepeat, make, probes
 from jaxrl_par.envs.base import EnvError, check_env
-from jaxrl_par.envs.registry import OWN
 from jaxrl_par.spaces import Box, Dict, Discrete
 from jaxrl_par.types import EnvSpec, StepResult, pytree, static
 
@@ -395,21 +393,7 @@ def test_own_checks_leave_the_environment_as_it_was():
     assert env.seen == []
 
 
-RIGHT = [
-    Walk(),
-    broken(spec=dataclasses.replace(SPEC, action_space=Box(-np.inf, np.inf, (2,)))),
-    *(cls() for cls in OWN.values()),
-    ActionRepeat(make("CartPole-v1"), 2),
-    *(cls() for cls in probes.PROBES),
-    probes.CountingEnv(),
-    probes.CountingEnv(terminate_at=3),
-    probes.EchoEnv(),
-    probes.ContinuousEcho(),
-    probes.MaskedAction(),
-    probes.MultiDiscreteEcho(),
-]
-
-
-@pytest.mark.parametrize("env", RIGHT, ids=lambda env: env.spec.name)
-def test_right_environments_pass(env):
-    check_env(env)
+def test_right_environments_pass():
+    check_env(Walk())
+    unbounded = Box(-np.inf, np.inf, (2,))
+    check_env(broken(spec=dataclasses.replace(SPEC, action_space=unbounded)))
