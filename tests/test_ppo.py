@@ -25,6 +25,7 @@ from jaxrl_par.spaces import Box
 from jaxrl_par.train import step
 from jaxrl_par.train.evaluate import Evaluator
 from jaxrl_par.train.loop import TrainConfig, Trainer, train
+from jaxrl_par.types import pytree, static
 
 ENVS, LENGTH = 4, 8
 STEPS = ENVS * LENGTH
@@ -321,10 +322,11 @@ def test_minibatches_must_divide_the_samples():
         train(PPO(num_minibatches=7), CartPole(), num_envs=64)
 
 
+@pytree
 class Unbounded(Pendulum):
     """Pendulum with a wrong action space."""
 
-    bounds = (-np.inf, np.inf, (2,))
+    bounds: tuple = static(default=(-np.inf, np.inf, (2,)))
 
     @property
     def spec(self):
@@ -337,15 +339,14 @@ class Unbounded(Pendulum):
         ((-np.inf, np.inf, (2,)), r"dimension \(0,\) .* low -inf, high inf"),
         ((0.0, np.inf, (1,)), r"dimension \(0,\) .* low 0\.0, high inf"),
         (
-            (np.zeros(2), np.array([1.0, 0.0])),
+            ((0.0, 0.0), (1.0, 0.0)),
             r"dimension \(1,\).* low 0\.0, high 0\.0",
         ),
     ],
     ids=["infinite", "one-sided", "empty"],
 )
 def test_squashing_needs_bounds(bounds, message):
-    env = Unbounded()
-    object.__setattr__(env, "bounds", bounds)
+    env = Unbounded(bounds=bounds)
     with pytest.raises(ValueError, match=message):
         train(PPO(squash=True), env)
     PPO().validate(env.spec, 64)  # without squash it may run
