@@ -92,9 +92,10 @@ def _inverse_cdf(logits: Array, uniform: Array) -> Array:
 
     Never one of zero probability. Few shares are added one by one, so the sums do
     not grow where nothing is added, and the last exceeds its product with a uniform
-    (at most 1 - 2^-23). On a CPU that is several times faster than `cumsum`, a tree
-    of sums, which is not quite flat; there the index is the last possible one whose
-    share begins at or below the uniform. The first begins at exactly 0.
+    (at most 1 - 2^-23). On a CPU that is several times faster than `cumsum`, which
+    may be a tree of sums and not quite flat there. Of many shares the index is
+    therefore the last possible one whose share begins at or below the uniform; the
+    first begins at exactly 0.
     """
     logits = logits.astype(jnp.float32)
     weight = jnp.exp(logits - logits.max(-1, keepdims=True))

@@ -37,7 +37,6 @@ def gae(
 
     Schulman et al. 2016, eq. 16, with the sum cut at episode ends.
     """
-    reward, value = reward.astype(jnp.float32), value.astype(jnp.float32)
     # Not a product with 0: what follows a termination may be anything.
     follow = jnp.where(terminated, 0.0, next_value.astype(jnp.float32))
     delta = reward + gamma * follow - value
@@ -70,5 +69,4 @@ def discounted_returns(
         total = reward_t + gamma * total
         return jnp.where(ended_t, 0.0, total), total
 
-    steps = (reward.astype(jnp.float32), ended)
-    return jax.lax.scan(forwards, start.astype(jnp.float32), steps)
+    return jax.lax.scan(forwards, start.astype(jnp.float32), (reward, ended))

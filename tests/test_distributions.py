@@ -163,21 +163,14 @@ def test_statistics_are_float32_when_fed_half_precision(distribution):
 
 @pytest.mark.parametrize("squash", [False, True])
 def test_actions_are_scaled_to_each_dimension_of_a_box(squash):
-    # C018. Box([0, 0], [5, 1]): -1, 0, 1 become 0, 2.5, 5 and 0, .5, 1.
-    box = Box(np.array([0.0, 0.0]), np.array([5.0, 1.0]))
-    distribution = distributions.for_space(box, squash)
-    unit = np.array([[-1.0, -1], [0, 0], [1, 1]], np.float32)
-    # Before tanh; +-20 is +-1 to the last bit.
-    sample = jnp.asarray(20 * unit if squash else unit)
-    np.testing.assert_allclose(
-        distribution.to_action(sample), [[0, 0], [2.5, 0.5], [5, 1]], rtol=1e-6
-    )
-    box = Box(-1.0, 3.0, (1,))
-    sample = (
-        jnp.array([[-20.0], [0], [20]]) if squash else jnp.array([[-1.0], [0], [1]])
-    )
+    # C018. -1, 0, .5, 1 become 0, 2.5, 3.75, 5 in [0, 5]; 0, .5, .75, 1 in [0, 1];
+    # -1, 1, 2, 3 in [-1, 3]. Before tanh: .5 is atanh(.5), and +-20 is +-1 to the bit.
+    box = Box(np.array([0.0, 0.0, -1.0]), np.array([5.0, 1.0, 3.0]))
+    unit = [-20, 0, np.arctanh(0.5), 20] if squash else [-1, 0, 0.5, 1]
+    sample = jnp.asarray(np.repeat(np.array(unit, F)[:, None], 3, axis=1))
     action = distributions.for_space(box, squash).to_action(sample)
-    np.testing.assert_allclose(action[:, 0], [-1, 1, 3], rtol=1e-6)
+    expected = [[0, 0, -1], [2.5, 0.5, 1], [3.75, 0.75, 2], [5, 1, 3]]
+    np.testing.assert_allclose(action, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("squash", [False, True])

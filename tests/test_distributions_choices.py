@@ -77,22 +77,39 @@ def test_any_uniform_gives_a_possible_index(n, u):
     assert (cumulative[np.arange(2000), sample] >= u - 1e-6).all()
 
 
-@pytest.mark.parametrize("n", [16, 80])  # written out, and not
-def test_no_uniform_gives_an_impossible_index(n):
-    # The uniforms beside every boundary, where rounding decides: `cumsum` is a tree
-    # of sums, and not flat over impossible actions from eight on.
+def random_masked_logits(rows, n):
     rng = np.random.default_rng(0)
-    rows = np.arange(1000)
-    mask = rng.random((1000, n)) < 0.5
+    mask = rng.random((rows, n)) < 0.5
     mask[:, 0] = True
-    logits = np.where(mask, rng.normal(size=mask.shape), -np.inf)
+    return np.where(mask, rng.normal(size=mask.shape), -np.inf).astype(F), mask
+
+
+def test_no_uniform_of_few_actions_gives_an_impossible_index():
+    # The uniforms beside every boundary, where rounding decides.
+    logits, mask = random_masked_logits(1000, 16)
     grid = np.round(softmax(logits).cumsum(-1) * 2**23) / 2**23
-    sample = jax.jit(Categorical(n).sample)
+    sample = jax.jit(Categorical(16).sample)
     for step in range(-4, 5):
-        for k in range(n):
+        for k in range(16):
             u = np.clip(grid[:, k] + step * 2.0**-23, 0, HIGHEST).astype(F)
-            index = np.asarray(sample(logits.astype(F), u))
-            assert mask[rows, index].all()
+            assert mask[np.arange(1000), np.asarray(sample(logits, u))].all()
+
+
+def test_no_uniform_of_many_actions_gives_an_impossible_index():
+    # `cumsum` of 300 is not flat over impossible actions; the uniforms where it is not.
+    logits, mask = random_masked_logits(4000, 300)
+    weight = jnp.exp(logits - logits.max(-1, keepdims=True))
+    cumulative = np.asarray(jax.jit(jnp.cumsum, static_argnums=1)(weight, 1))
+    rises = (np.diff(cumulative) != 0) & ~mask[:, 1:]
+    rows = np.flatnonzero(rises.any(-1))
+    if len(rows) == 0:
+        pytest.skip("flat on this platform")
+    k = rises[rows].argmax(-1)
+    grid = np.round(cumulative[rows, k] / cumulative[rows, -1] * 2**23) / 2**23
+    sample = jax.jit(Categorical(300).sample)
+    for step in range(-8, 9):
+        u = np.clip(grid + step * 2.0**-23, 0, HIGHEST).astype(F)
+        assert mask[rows, np.asarray(sample(logits[rows], u))].all()
 
 
 def test_masked_entropy_and_log_prob():
