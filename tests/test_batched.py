@@ -43,7 +43,7 @@ def rollouts(env, length, num_envs, number=1, **batching):
     def total(obs):
         return obs.sum(tuple(range(-len(env.spec.obs_space.shape), 0)))
 
-    @jax.jit
+    @toys.quick_jit
     def all_of_them(key):
         init_key, collect_key = jax.random.split(key)
         state = step.init_state(algorithm, batched, num_envs, init_key)
@@ -75,10 +75,8 @@ def test_the_true_successor_is_kept_and_never_the_reset_one():
         (5, None, False),  # no cut possible: nothing is kept
         (7, 3, False),  # three rows for cuts
         (3, 1, False),  # as many rows as steps
-        (4, None, True),  # likewise, by the environment's own cuts
-        (1, 2, True),
+        (4, 5, True),  # likewise, by the environment's own cuts
         (12, 2, False),  # more rows than are kept apart
-        (12, 5, True),
     ],
 )
 def test_no_true_successor_is_lost(length, limit, cuts_itself):
@@ -97,20 +95,12 @@ def test_no_true_successor_is_lost(length, limit, cuts_itself):
     np.testing.assert_array_equal(data["first"][1:], ended[:-1])
     assert not (data["terminated"] & data["truncated"]).any()
     assert data["truncated"].any() == (limit is not None or cuts_itself)
+    if not cuts_itself:  # at the limit exactly, also over the ends of rollouts
+        at_limit = data["next_obs"][..., 1] == (limit or -1)
+        np.testing.assert_array_equal(data["truncated"], at_limit & on)
     np.testing.assert_allclose(
         data["next_sum"][on], data["next_obs"][on].sum(-1), rtol=1e-6
     )
-
-
-def test_time_limit_counts_steps_of_the_episode():
-    """Episodes are cut at exactly the limit, also over the ends of rollouts."""
-    env = toys.Fate(end=0.1, max_steps=6)
-    data = rollouts(env, length=4, num_envs=8, number=30)
-    number = data["next_obs"][..., 1]
-    np.testing.assert_array_equal(
-        data["truncated"], (number == 6) & ~data["terminated"]
-    )
-    assert data["truncated"].any() and data["terminated"][number < 6].any()
 
 
 def test_termination_beats_truncation():
@@ -148,7 +138,7 @@ def test_pool_starts_are_right_and_in_order():
 def test_pool_is_used_in_order_whenever_episodes_end():
     batched = BatchedEnv(toys.Fate(end=0.3), pool_size=5)
 
-    @jax.jit
+    @toys.quick_jit
     def forty_steps(key):
         start_key, draw_key = jax.random.split(key)
         draws = batched.prepare(env_keys(draw_key, batched, 40, 7), 40)
@@ -168,27 +158,13 @@ def test_pool_is_used_in_order_whenever_episodes_end():
         np.testing.assert_array_equal(starts, expected)
 
 
-@pytest.mark.parametrize("reset", ["pool", "exact"])
-def test_cartpole_starts_have_the_documented_moments(reset):
-    """Uniform in +-0.05: mean 0, deviation 0.0289, in every dimension."""
-    # Pole almost at its limit everywhere: episodes of a few steps.
-    env = CartPole(force=300.0)
-    data = rollouts(env, 64, 64, number=2, reset=reset, pool_size=64)
-    starts = data["obs"][data["first"]]
-    assert len(starts) > 1000
-    assert np.abs(starts).max() <= 0.05
-    np.testing.assert_allclose(starts.std(0), 0.1 / np.sqrt(12), rtol=0.05)
-    # Deviation of the mean of 1000: 0.0009.
-    np.testing.assert_allclose(starts.mean(0), 0, atol=0.004)
-
-
 def test_instances_step_with_their_own_physics():
     """Three gravities at once give what each gives alone."""
     gravity = jnp.array([1.0, 9.8, 30.0])
     batched = BatchedEnv(Instances.of(CartPole(), 3, gravity=gravity))
     actions = jnp.array([0, 1, 1], jnp.int32)
 
-    @jax.jit
+    @toys.quick_jit
     def first_step(key):
         start_key, draw_key = jax.random.split(key)
         state, _ = batched.init(jax.random.split(start_key, 3))

@@ -80,10 +80,12 @@ def test_episodes_start_and_step_at_random():
     assert abs(both.mean() - 5) < 0.9
 
 
-def test_the_time_limit_counts():
-    result = play(CountingEnv(max_steps=7), 5)
-    np.testing.assert_array_equal(result.returns, [7] * 5)
-    np.testing.assert_array_equal(result.lengths, [7] * 5)
+def test_the_time_limit_counts(monkeypatch):
+    """Of each episode: three of seven steps in each of two environments."""
+    monkeypatch.setattr(evaluate, "MAX_ENVS", 2)
+    result = play(CountingEnv(max_steps=7), 6)
+    np.testing.assert_array_equal(result.returns, [7] * 6)
+    np.testing.assert_array_equal(result.lengths, [7] * 6)
 
 
 def test_an_endless_episode_is_cut_and_said_to_be(monkeypatch):

@@ -20,6 +20,7 @@ from jaxrl_par.train.callbacks import STOP
 from jaxrl_par.train.loop import TrainConfig, Trainer, train
 
 ENDLESS = CountingEnv(max_steps=None)
+FATE = toys.Fate(max_steps=5)
 
 
 def tally(env=ENDLESS, length=4, **settings):
@@ -62,11 +63,10 @@ def test_steps_frames_updates_are_told_apart():
 
 def test_evaluating_does_not_change_training():
     """Every 1, 5 and 10 updates, and never: the state is equal to the bit."""
-    env = toys.Fate(max_steps=5)
     states = []
     for every in (16, 80, 160, None):
-        episodes = 0 if every is None else 3
-        run = tally(env, total_steps=320, eval_every=every, eval_episodes=episodes)
+        episodes = 0 if every is None else 2
+        run = tally(FATE, total_steps=320, eval_every=every, eval_episodes=episodes)
         states.append(run.state)
         expected = [] if every is None else list(range(every, 321, every))
         assert [steps for steps, _ in run.evaluations] == expected
@@ -75,33 +75,26 @@ def test_evaluating_does_not_change_training():
 
 
 def test_evaluation_is_due_where_a_multiple_is_crossed():
-    """64 steps an update, every 100 steps: after 128, 256, 320, 448, ... steps."""
-    run = tally(
-        toys.Fate(end=0.5),
-        length=16,
-        total_steps=640,
-        eval_every=100,
-        eval_episodes=1,
-    )
+    """16 steps an update, every 25 steps: after 32, 64, 80, 112, ... steps."""
+    run = tally(FATE, total_steps=160, eval_every=25, eval_episodes=2)
     steps = [steps for steps, _ in run.evaluations]
-    assert steps == [128, 256, 320, 448, 512, 640]  # 700 is beyond the end
+    assert steps == [32, 64, 80, 112, 128, 160]  # 175 is beyond the end
     assert run.evaluation is run.evaluations[-1][1]
 
 
 def test_by_default_only_the_end_is_evaluated():
-    run = tally(toys.Fate(end=0.5), total_steps=320, eval_episodes=2)
+    run = tally(FATE, total_steps=320, eval_episodes=2)
     assert [steps for steps, _ in run.evaluations] == [320]
 
 
 def test_seeds_reach_everything_and_repeat():
-    env = toys.Fate(max_steps=5)
-    one, again, other = (tally(env, total_steps=480, seed=s) for s in (0, 0, 1))
+    one, again, other = (tally(FATE, total_steps=480, seed=s) for s in (0, 0, 1))
     toys.assert_equal(one.state, again.state)
     np.testing.assert_array_equal(
         one.metrics["episode_return"], again.metrics["episode_return"]
     )
     first = [
-        tally(env, total_steps=1, seed=s).state.algorithm.last["obs"][:, 0, 0]
+        tally(FATE, total_steps=1, seed=s).state.algorithm.last["obs"][:, 0, 0]
         for s in (0, 1)
     ]
     assert not np.isin(first[0], first[1]).any()
@@ -128,13 +121,12 @@ def test_each_update_has_one_row_and_the_last_call_says_so(monkeypatch):
 def test_a_callback_stops_the_run():
     """All callbacks then see the end once, and evaluation is not made twice."""
     seen = []
-    env = toys.Fate(end=0.5)
 
     def stop_at_5(progress):
         return STOP if progress.update == 5 else None
 
     run = tally(
-        env,
+        FATE,
         total_steps=16 * 50,
         eval_every=16 * 5,
         eval_episodes=2,
@@ -207,7 +199,7 @@ def test_counts_beyond_two_to_the_31():
 @pytest.fixture(scope="module")
 def trainer():
     config = TrainConfig(num_envs=4, total_steps=16 * 1000, eval_episodes=0)
-    trainer = Trainer(toys.Tally(), toys.Fate(max_steps=5), config)
+    trainer = Trainer(toys.Tally(), FATE, config)
     trainer._compile()
     return trainer
 
@@ -287,8 +279,9 @@ def test_settings_that_cannot_work_are_refused(name, value):
 
 
 def test_unknown_settings_are_refused_with_the_nearest():
-    with pytest.raises(ValueError, match=r"no setting 'num_env'; nearest: num_envs"):
+    with pytest.raises(ValueError, match=r"no setting 'num_env'; .*num_envs") as error:
         train(PPO(), CartPole(), num_env=4)
+    assert "total_steps" not in str(error.value)
     with pytest.raises(ValueError, match=r"no setting 'steps'; nearest: .*total_steps"):
         train(PPO(), CartPole(), steps=4)
 

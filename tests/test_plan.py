@@ -192,7 +192,7 @@ def test_sizes_that_do_not_divide_are_refused_with_the_nearest():
 
 
 def test_a_device_that_is_not_there_is_refused_with_the_cause():
-    with pytest.raises(DeviceError, match=r"only cpu.*cuda12") as error:
+    with pytest.raises(DeviceError, match=r"no gpu backend, only cpu.*cuda12") as error:
         Plan(device="gpu").settle(PPO(), 64)
     assert jax.__version__ in str(error.value)
     with pytest.raises(DeviceError, match=r"tpu.*jaxrl_par\[tpu\]"):
