@@ -83,6 +83,9 @@ def test_statistics_are_float32_and_exact_counts_in_half_precision():
     assert dtypes == ["int32", "float32", "float32"]
     np.testing.assert_array_equal(moments.mean, [1, 1])
     np.testing.assert_array_equal(moments.var, [0, 0])
+    # The mean of 1 and 1 + 2^-7, neighbours in bfloat16, is none of its numbers.
+    pair = Moments.zero().merge(jnp.array([1.0, 1 + 2**-7], jnp.bfloat16))
+    assert pair.mean == 1 + 2**-8 and pair.var == 2**-16
     assert moments.normalize(batch).dtype == jnp.float32
     assert moments.scale(batch).dtype == jnp.float32
 
