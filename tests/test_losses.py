@@ -135,12 +135,13 @@ def constant_network(params, obs):
 def test_entropy_is_subtracted_from_the_loss():
     # C014. Logits [0, 0]: H = log 2; only the bonus counts: -.01 * .6931472.
     ppo = PPO(network=(lambda key: None, constant_network), entropy_coef=0.01)
-    np.testing.assert_allclose(ppo_loss(ppo, [0.0, 0.0]), -0.0069314718, rtol=1e-5)
+    loss = jax.jit(lambda x: ppo_loss(ppo, x))(np.zeros(2, F))
+    np.testing.assert_allclose(loss, -0.0069314718, rtol=1e-5)
     # From [2, 0], H .3653339, one step of SGD of size 1 must raise H, to .3662162.
     logits = jnp.array([2.0, 0.0])
     np.testing.assert_allclose(Categorical(2).entropy(logits), 0.3653339, rtol=1e-6)
     step = optax.sgd(1.0)
-    gradient = jax.grad(lambda x: ppo_loss(ppo, x))(logits)
+    gradient = jax.jit(jax.grad(lambda x: ppo_loss(ppo, x)))(logits)
     updates, _ = step.update(gradient, step.init(logits))
     entropy = Categorical(2).entropy(optax.apply_updates(logits, updates))
     np.testing.assert_allclose(entropy, 0.3662162, rtol=1e-6)
@@ -152,5 +153,7 @@ def test_loss_is_policy_plus_value_minus_entropy():
     ppo = PPO(
         network=(lambda key: None, constant_network), value_coef=0.5, entropy_coef=0.1
     )
-    found = ppo_loss(ppo, [0.0, 0.0], advantage=3.0, target=2.0)
+    found = jax.jit(lambda x: ppo_loss(ppo, x, advantage=3.0, target=2.0))(
+        np.zeros(2, F)
+    )
     np.testing.assert_allclose(found, -3 + 1 - 0.1 * np.log(2), rtol=1e-6)

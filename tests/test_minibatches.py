@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -27,6 +28,7 @@ def shuffle(key, batch, num_minibatches, num_groups, axes):
     return jax.vmap(lambda r: minibatches.gather(batch, r, sizes))(rows)
 
 
+@functools.cache
 def shuffled_numbers(sizes, devices=1, seed=0):
     """The minibatches of a batch whose samples are numbered, t * B + b."""
     length, num_envs, num_minibatches, num_groups = sizes
@@ -71,12 +73,13 @@ def test_each_minibatch_has_an_equal_part_of_each_group(sizes):
     assert (counts == counts[..., :1]).all()
 
 
-@pytest.mark.parametrize("sizes", SIZES[:3])
-def test_minibatches_are_the_same_on_any_number_of_devices(sizes):
+@pytest.mark.parametrize(
+    ("sizes", "devices"), [(SIZES[0], 2), (SIZES[1], 4), (SIZES[1], 8), (SIZES[2], 8)]
+)
+def test_minibatches_are_the_same_on_any_number_of_devices(sizes, devices):
     expected = np.sort(shuffled_numbers(sizes)["number"], -1)
-    for devices in (2, 4, 8):
-        found = np.sort(shuffled_numbers(sizes, devices)["number"], -1)
-        np.testing.assert_array_equal(found, expected)
+    found = np.sort(shuffled_numbers(sizes, devices)["number"], -1)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_epochs_groups_and_keys_shuffle_differently():
