@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toys
 
 from jaxrl_par.algorithms.ppo import PPO
-from jaxrl_par.envs.batched import BatchedEnv
 from jaxrl_par.envs.cartpole import CartPole
 from jaxrl_par.envs.probes import (
     PROBES,
@@ -26,8 +26,8 @@ from jaxrl_par.envs.probes import (
 )
 from jaxrl_par.networks.actor_critic import MLP
 from jaxrl_par.spaces import ACTION_MASK, Box, Discrete
-from jaxrl_par.train import step
 from jaxrl_par.train.loop import train
+from jaxrl_par.train.run import Run
 from jaxrl_par.types import Array, EnvSpec, pytree
 
 GAMMA = 0.9
@@ -73,23 +73,15 @@ def _with_flag(after):
 def probes():
     """For each probe: values and action probabilities at observations -1, 0 and 1."""
 
-    @jax.jit
-    def learn(which, key):
-        env = BatchedEnv(AnyProbe(which))
-        state = step.init_state(LEARNER, env, ENVS, key)
-        state, _ = step.chunk(
-            LEARNER, env, state, jnp.float32(150), jnp.int32(150), 150, ()
-        )
-        network = LEARNER.network(env.spec)
+    network = LEARNER.network(AnyProbe.spec)
+    results = []
+    for which in range(len(PROBES)):
+        env = AnyProbe(jnp.int32(which))
+        state, _ = toys.trained(LEARNER, env, 150, ENVS)
         obs = jnp.array([[-1.0], [0.0], [1.0]])
         logits, value = network.apply(state.algorithm.params, obs)
-        return value, jax.nn.softmax(logits)
-
-    keys = jax.random.split(jax.random.key(0), len(PROBES))
-    return [
-        jax.device_get(learn(jnp.int32(i), jax.random.clone(key)))
-        for i, key in enumerate(keys)
-    ]
+        results.append((np.asarray(value), np.asarray(jax.nn.softmax(logits))))
+    return results
 
 
 def test_a_constant_reward_is_valued(probes):
@@ -120,33 +112,37 @@ def test_the_policy_depends_on_observations(probes):
 
 
 def learned(env, updates=150, algorithm=LEARNER):
-    return train(
-        algorithm, env, num_envs=ENVS, total_steps=updates * ENVS * 8, eval_episodes=64
-    )
+    state, metrics = toys.trained(algorithm, env, updates, ENVS)
+    return Run(algorithm, env, {}, state, metrics)
 
 
 def test_actions_reach_the_environment_as_declared():
     """Discrete(2, start=10): reward 1 iff the action is 10 + obs; all eight steps."""
     run = learned(EchoEnv())
-    assert run.evaluation.mean_return == 8.0
+    assert run.evaluate(64).mean_return == 8.0
     np.testing.assert_array_equal(run.policy(np.array([[0.0], [1.0]])), [10, 11])
-    assert run.metrics["episode_return"][-10:].mean() > 7.9
+    sums, counts = (run.metrics[f"episode_{x}"] for x in ("return_sum", "count"))
+    assert (sums / counts)[-10:].mean() > 7.9
 
 
 def test_masked_actions_are_never_taken():
     """An invalid one pays -10; the best of each mask is found: all eight masks."""
-    run = learned(MaskedAction())
+    learner = toys.Recorder(LEARNER)
+    first, _ = toys.trained(learner, MaskedAction(), 1, ENVS)
+    last = jax.device_get(first.algorithm.last)  # by a policy that is all but uniform
+    taken = np.take_along_axis(last["obs"][ACTION_MASK], last["action"][..., None], -1)
+    assert taken.all() and set(last["action"].ravel()) == {0, 1, 2, 3}
+    run = learned(MaskedAction(), algorithm=learner)
     bits = np.array([[1, *map(int, f"{i:03b}")] for i in range(8)], bool)
     actions = run.policy({"obs": np.zeros((8, 1)), ACTION_MASK: bits})
     best = [np.flatnonzero(mask).max() for mask in bits]
     np.testing.assert_array_equal(actions, best)
-    assert run.evaluation.returns.min() >= 0
-    assert run.metrics["episode_return"].min() >= 0  # while exploring, too
+    assert run.evaluate(64).returns.min() >= 0
 
 
 def test_several_discrete_actions_are_learned():
     run = learned(MultiDiscreteEcho())
-    assert run.evaluation.mean_return == 1.0
+    assert run.evaluate(64).mean_return == 1.0
     obs = np.array([[0, 0], [1, 1], [0, 2]])
     np.testing.assert_array_equal(run.policy(obs), obs)
 
@@ -174,7 +170,7 @@ def test_continuous_actions_are_learned_in_their_units(env, squash):
     run = learned(env, 300, dataclasses.replace(LEARNER, squash=squash))
     obs = np.linspace(-0.9, 0.9, 7)[:, None]
     np.testing.assert_allclose(run.policy(obs), obs, atol=0.1)
-    assert run.evaluation.mean_return > -0.005
+    assert run.evaluate(64).mean_return > -0.005
 
 
 @pytest.fixture(scope="module")

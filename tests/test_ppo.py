@@ -41,10 +41,8 @@ ONE_STEP = PPO(
 )
 
 
-def run(algorithm, env, updates, **settings):
-    settings = {"num_envs": ENVS, "eval_episodes": 0, **settings}
-    steps = settings["num_envs"] * algorithm.rollout_length
-    return train(algorithm, env, total_steps=updates * steps, **settings)
+def run(algorithm, env, updates, num_envs=ENVS, seed=0):
+    return toys.trained(algorithm, env, updates, num_envs, seed)
 
 
 def finite(tree):
@@ -138,25 +136,25 @@ def test_evaluation_reports_raw_rewards(steady):
 
 def test_rewards_are_scaled_by_the_deviation_of_returns():
     """So their scale is of no effect: 1 or 1000, the same losses and gradients."""
-    one, thousand = (run(ONE_STEP, toys.Steady(pay=pay), 6) for pay in (1.0, 1000.0))
+    (one, few), (thousand, many) = (
+        run(ONE_STEP, toys.Steady(pay=pay), 6) for pay in (1.0, 1000.0)
+    )
     for name in ("value_loss", "policy_loss", "grad_norm"):
-        np.testing.assert_allclose(
-            one.metrics[name], thousand.metrics[name], rtol=0.01, atol=1e-4
-        )
-    ratio = thousand.state.algorithm.return_moments.var
-    ratio = ratio / one.state.algorithm.return_moments.var
-    np.testing.assert_allclose(ratio, 1e6, rtol=1e-3)
+        np.testing.assert_allclose(few[name], many[name], rtol=0.01, atol=1e-4)
+    small, large = (s.algorithm.return_moments.var for s in (one, thousand))
+    np.testing.assert_allclose(large, 1e6 * small, rtol=1e-3)
 
 
 def test_counts_and_sums_are_exact_after_a_thousand_updates():
     """Where numbers of 8 bits would stick at 256."""
-    result = run(ONE_STEP, toys.Steady(), 1000)
-    state = result.state.algorithm
+    state, metrics = run(ONE_STEP, toys.Steady(), 1000)
+    state = state.algorithm
     assert next(s for s in state.opt_state if hasattr(s, "mu")).count == 1000
     assert state.obs_moments.count == state.return_moments.count == 1000 * STEPS
-    returns = result.metrics["episode_return"]
-    assert set(returns[~np.isnan(returns)]) == {300.0}
-    assert result.metrics["episode_count"].sum() == ENVS * (8000 // 300)
+    count = metrics["episode_count"]
+    np.testing.assert_array_equal(metrics["episode_return_sum"], 300 * count)
+    np.testing.assert_array_equal(metrics["episode_length_sum"], 300 * count)
+    assert count.sum() == ENVS * (8000 // 300)
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(state.params)}
     assert dtypes == {np.dtype(np.float32)}
 
@@ -165,7 +163,7 @@ def test_vmapped_seeds_are_the_single_runs():
     """Of seeds 0, 1, 2 side by side, the last after 10 updates; and they differ."""
     env = BatchedEnv(toys.Steady())
 
-    @jax.jit
+    @toys.quick_jit
     @jax.vmap
     def side_by_side(key):
         state = step.init_state(ONE_STEP, env, ENVS, key)
@@ -178,14 +176,14 @@ def test_vmapped_seeds_are_the_single_runs():
             return jax.device_get(jax.tree.map(toys.host, side_by_side(keys)))
 
     states, table = toys.within(120, work)
-    single = run(ONE_STEP, toys.Steady(), 10, seed=2)
+    single, metrics = run(ONE_STEP, toys.Steady(), 10, seed=2)
     rows = [jax.tree.map(lambda x, i=i: x[i], states.algorithm.params) for i in (0, 2)]
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5),
         rows[1],
-        single.params,
+        single.algorithm.params,
     )
-    np.testing.assert_allclose(table["entropy"][2], single.metrics["entropy"], 1e-5)
+    np.testing.assert_allclose(table["entropy"][2], metrics["entropy"], 1e-5)
     assert different(*rows)
 
 
@@ -198,12 +196,11 @@ def test_minibatches_of_one_and_nothing_to_learn_stay_finite():
         normalize_obs=True,
         normalize_reward=True,
     )
-    result = run(algorithm, toys.Nothing(), 10, num_envs=1)
-    assert finite(result.params)
-    assert finite(jax.tree.map(toys.host, result.state))
-    names = set(result.metrics) - {"episode_return", "episode_length"}
-    assert finite([result.metrics[name] for name in names])
-    assert (result.metrics["gradient_steps"] == 16).all()
+    state, metrics = run(algorithm, toys.Nothing(), 10, num_envs=1)
+    assert finite(jax.tree.map(toys.host, state))
+    assert finite(metrics)
+    assert (metrics["gradient_steps"] == 16).all()
+    assert state.update == 10
 
 
 def test_running_returns_start_afresh_at_a_truncation():
@@ -211,7 +208,7 @@ def test_running_returns_start_afresh_at_a_truncation():
     algorithm = dataclasses.replace(ONE_STEP, rollout_length=5, gamma=0.9)
     env = BatchedEnv(CountingEnv(max_steps=3))
 
-    @jax.jit
+    @toys.quick_jit
     def first_update(key):
         state = step.init_state(algorithm, env, 1, key)
         state, _ = step.train_step(algorithm, env, state, jnp.float32(1), ())
@@ -237,23 +234,23 @@ def kl_limited(target_kl, adaptive_kl):
 
 def test_target_kl_stops_the_gradient_steps():
     """The first step (KL 0) is made, and the one that exceeds; no other."""
-    free, limited = kl_limited(1e9, 1e9), kl_limited(1e-9, 1e-9)
-    assert (free.metrics["gradient_steps"] == 16).all()
-    steps = limited.metrics["gradient_steps"]
+    (_, free), (state, limited) = kl_limited(1e9, 1e9), kl_limited(1e-9, 1e-9)
+    assert (free["gradient_steps"] == 16).all()
+    steps = limited["gradient_steps"]
     assert (steps >= 1).all() and (steps <= 3).all()
-    adam = next(s for s in limited.state.algorithm.opt_state if hasattr(s, "mu"))
+    adam = next(s for s in state.algorithm.opt_state if hasattr(s, "mu"))
     assert adam.count == steps.sum()
     # Means are over the steps that were made.
-    entropy = limited.metrics["entropy"]
+    entropy = limited["entropy"]
     assert (entropy > 0.9).all() and (entropy <= np.log(3) + 1e-5).all()
 
 
 def test_adaptive_kl_moves_the_rate():
     """By 1.5 an update: up far below the wanted KL, down far above."""
-    low, high = kl_limited(1e9, 1e9), kl_limited(1e9, 1e-9)
+    (_, low), (_, high) = kl_limited(1e9, 1e9), kl_limited(1e9, 1e-9)
     powers = 1.5 ** np.arange(5)
-    np.testing.assert_allclose(low.metrics["learning_rate"], 0.02 * powers, rtol=1e-5)
-    np.testing.assert_allclose(high.metrics["learning_rate"], 0.02 / powers, rtol=1e-5)
+    np.testing.assert_allclose(low["learning_rate"], 0.02 * powers, rtol=1e-5)
+    np.testing.assert_allclose(high["learning_rate"], 0.02 / powers, rtol=1e-5)
 
 
 def no_policy_loss(log_ratio, advantage, clip_eps):
@@ -272,12 +269,10 @@ def test_the_policy_loss_is_a_field():
         normalize_advantage=False,
         microbatch_size=3,
     )
-    env = BatchedEnv(toys.Steady())
-    key = jax.random.split(jax.random.key(0))[0]
-    before = step.init_state(algorithm, env, ENVS, key).algorithm.params["params"]
-    result = run(algorithm, toys.Steady(), 3)
-    after = result.params["params"]
-    assert (result.metrics["policy_loss"] == 0).all()
+    before, _ = run(algorithm, toys.Steady(), 0)
+    after, metrics = run(algorithm, toys.Steady(), 3)
+    before, after = (s.algorithm.params["params"] for s in (before, after))
+    assert (metrics["policy_loss"] == 0).all()
     actor = [name for name in after if "actor" in name]
     critic = [name for name in after if "critic" in name]
     assert actor and critic

@@ -18,12 +18,15 @@ import numpy as np
 
 from jaxrl_par import collectives, distributions, spaces
 from jaxrl_par.algorithms import ppo
+from jaxrl_par.envs.batched import BatchedEnv
+from jaxrl_par.train import step
 from jaxrl_par.types import (
     Array,
     EnvSpec,
     PyTree,
     Rollout,
     StepResult,
+    TrainState,
     pytree,
     static,
 )
@@ -248,6 +251,27 @@ def _recorded(learned: ppo.PPOState, last: dict[str, PyTree]) -> RecorderState:
 
 # Compiles in half the time; for what runs for milliseconds.
 quick_jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+@partial(quick_jit, static_argnames=("num_envs", "rows"))
+def _trained(algorithm, env, key, updates, num_envs, rows):
+    batched = BatchedEnv(env)
+    state = step.init_state(algorithm, batched, num_envs, key)
+    total = updates.astype(jnp.float32)
+    return step.chunk(algorithm, batched, state, total, updates, rows, ())
+
+
+def trained(
+    algorithm: Any, env: Any, updates: int, num_envs: int, seed: int = 0
+) -> tuple[TrainState, dict[str, np.ndarray]]:
+    """The state and metrics [updates] that `train` gives, sooner compiled.
+
+    Rates and numbers of the environment are arguments of one program.
+    """
+    key, _ = jax.random.split(jax.random.key(seed))
+    count = jnp.int32(updates)
+    state, table = _trained(algorithm, env, key, count, num_envs, 1000)
+    return state, {k: np.asarray(v)[:updates] for k, v in table.items()}
 
 
 def within(seconds: float, function: Callable[[], Any]) -> Any:
