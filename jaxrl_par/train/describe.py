@@ -32,10 +32,11 @@ def describe(value: Any) -> Any:
             if array.ndim:
                 return {"array": array.tolist(), "dtype": array.dtype.name}
             return array.item()
-        case Gymnax():
+        case Gymnax() if value.arguments is not None:
             leaves = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(value)]
-            spec = value.spec
-            return {"make": spec.name, "max_steps": spec.max_steps, "leaves": leaves}
+            given = {name: describe(argument) for name, argument in value.arguments}
+            given["max_steps"] = value.spec.max_steps
+            return {"make": value.spec.name, "arguments": given, "leaves": leaves}
     if inspect.isfunction(value) or inspect.isclass(value):
         return {"path": f"{value.__module__}:{value.__qualname__}"}
     path = f"{type(value).__module__}:{type(value).__qualname__}"
@@ -55,7 +56,8 @@ def rebuild(data: Any, what: str) -> Any:
     if "array" in data:
         return np.asarray(data["array"], data["dtype"])
     if "make" in data:
-        env = make(data["make"], max_steps=data["max_steps"])
+        given = {k: rebuild(v, f"{what}.{k}") for k, v in data["arguments"].items()}
+        env = make(data["make"], **given)
         leaves, structure = jax.tree.flatten(env)
         values = [
             np.asarray(value, np.asarray(leaf).dtype)

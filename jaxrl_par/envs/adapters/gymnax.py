@@ -82,6 +82,8 @@ class Gymnax:
     params: PyTree  # gymnax's EnvParams
     env: Any = static()  # gymnax's environment, compared by identity
     spec: EnvSpec = static()
+    # Its constructor's arguments, by which it can be made again; None: unknown.
+    arguments: tuple[tuple[str, Any], ...] | None = static(default=None)
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         """Start an episode: (state, obs)."""
@@ -117,7 +119,9 @@ def make(name: str, **parameters: Any) -> Gymnax:
         changes["max_steps_in_episode"] = changes["max_steps"]
     unlimited = "max_steps" in changes and changes.pop("max_steps") is None
 
-    env = _construct(name, options)
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    arguments = tuple(sorted(options.items()))
+    env = _construct(name, arguments)
     params = env.default_params
     fields = [field.name for field in dataclasses.fields(params)]
     for key in changes:
@@ -126,6 +130,8 @@ def make(name: str, **parameters: Any) -> Gymnax:
             near = difflib.get_close_matches(key, known, cutoff=0.4) or known
             raise ValueError(f"{name} has no parameter {key!r}; nearest: {near}")
     env = wrap(env, params.replace(**changes), name)
+    if _hashable(arguments):
+        env = dataclasses.replace(env, arguments=arguments)
     if unlimited:
         spec = dataclasses.replace(env.spec, max_steps=None)
         env = dataclasses.replace(env, spec=spec)
@@ -173,19 +179,25 @@ def _constructor_parameters(name: str) -> tuple[str, ...]:
     return tuple(k for k, v in signature.parameters.items() if v.kind in kinds)
 
 
-def _construct(name: str, options: dict[str, Any]) -> Any:
-    settled = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+def _construct(name: str, arguments: tuple[tuple[str, Any], ...]) -> Any:
+    if _hashable(arguments):
+        return _cached_construct(name, arguments)
+    return _cached_construct.__wrapped__(name, arguments)
+
+
+def _hashable(value: Any) -> bool:
     try:
-        return _cached_construct(name, tuple(sorted(settled.items())))
-    except TypeError:  # an option that cannot be hashed
-        return _cached_construct.__wrapped__(name, tuple(options.items()))
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 @functools.cache
-def _cached_construct(name: str, options: tuple[tuple[str, Any], ...]) -> Any:
+def _cached_construct(name: str, arguments: tuple[tuple[str, Any], ...]) -> Any:
     import gymnax
 
-    return gymnax.make(name, **dict(options))[0]
+    return gymnax.make(name, **dict(arguments))[0]
 
 
 def _space(space: Any, found: PyTree = None, unbounded: bool = False) -> Space:
