@@ -153,6 +153,8 @@ REFUSED = [
     (["--env.gravty", "3"], ["--env.gravty", "--env.gravity"]),
     (["--env.gravity", "nan"], ["--env.gravity", "finite"]),
     (["--env.max-steps", "0"], ["max_steps 0"]),
+    (["--env.half-length", "0"], ["--env.half-length 0.0", "finite"]),
+    (["--out", "/proc/run"], ["/proc", "cannot be written"]),
 ]
 
 

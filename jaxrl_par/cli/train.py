@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import jax
+import numpy as np
 import tyro
 
 from jaxrl_par import checks, networks
@@ -21,7 +23,7 @@ from jaxrl_par.train.display import Display
 from jaxrl_par.train.loop import TrainConfig, Trainer
 from jaxrl_par.train.plan import PLATFORMS
 from jaxrl_par.train.run_directory import RunDirectory, default_directory
-from jaxrl_par.types import Environment
+from jaxrl_par.types import Environment, Key, PyTree
 
 _ALIASES = {"learning_rate": "--lr"}
 
@@ -46,6 +48,7 @@ class Choices:
     out: Path | None
     source: str  # where the settings come from
     changed: dict[str, Any]  # flags that differ from there
+    physics: dict[str, Any]  # parameters of the environment that do
 
 
 def run(argv: Sequence[str]) -> int:
@@ -57,6 +60,7 @@ def run(argv: Sequence[str]) -> int:
     config = choices.config
     samples = config.num_envs * choices.algorithm.rollout_length
     prepare_backend(samples, config.data, config.device)
+    check_physics(choices.env, choices.physics)
     trainer = Trainer(choices.algorithm, choices.env, config)
     out = choices.out or default_directory(*choices.names, config.seed)
     directory = RunDirectory(out, trainer.full_description())
@@ -106,7 +110,25 @@ def read(argv: Sequence[str]) -> Choices:
         out=parsed.out,
         source=source,
         changed=changed,
+        physics=physics,
     )
+
+
+def check_physics(env: Environment, changed: dict[str, Any]) -> None:
+    """Raise ValueError if with `changed` parameters a first step is not finite."""
+    if not changed:
+        return
+
+    def play(keys: Key) -> PyTree:
+        state, obs = env.reset(keys[0])
+        action = env.spec.action_space.sample(keys[1])
+        _, result = env.step(keys[2], state, action)
+        return obs, result.obs, result.reward
+
+    values = jax.vmap(play)(jax.random.split(jax.random.key(0), (16, 3)))
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(values)):
+        flags = [f"--env.{k.replace('_', '-')} {v}" for k, v in changed.items()]
+        raise ValueError(f"{', '.join(flags)}: a first step must give finite numbers")
 
 
 def _starting_point(algorithm: str, env: str) -> tuple[Preset, str]:

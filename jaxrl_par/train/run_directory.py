@@ -14,8 +14,8 @@ every instant. No file has a bare NaN: a value that is not finite is null.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -126,8 +126,13 @@ def check_fresh(path: Path) -> None:
     elif path.exists():
         raise ValueError(f"out {str(path)!r} is a file; it must be a directory")
     above = next(p for p in (path, *path.absolute().parents) if p.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise ValueError(f"out {str(path)!r}: {str(above)!r} cannot be written to")
+    try:  # permissions alone do not tell: of a full disk, or a file system of tables
+        tempfile.TemporaryDirectory(dir=above).cleanup()
+    except OSError as error:
+        reason = error.strerror or error
+        raise ValueError(
+            f"out {str(path)!r}: {str(above)!r} cannot be written to ({reason})"
+        ) from None
 
 
 def summarize(evaluation: Evaluation) -> dict[str, float | int | None]:
