@@ -72,7 +72,7 @@ def gradient(
     on a CPU in parts of `CPU_MICROBATCH`, or `CPU_MICROBATCH_OF_MANY`.
     """
     params = _varying(params, axes)
-    derive = jax.grad(loss, has_aux=True)
+    derive = jax.jit(jax.grad(loss, has_aux=True))  # traced once for all its uses
     if microbatch_size is not None:
         result = _accumulate(derive, params, batch, axes, microbatch_size)
     else:

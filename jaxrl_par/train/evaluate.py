@@ -7,6 +7,7 @@ episodes, so short ones are not counted more often; rewards are the environment'
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -55,15 +56,29 @@ class Evaluator:
         self, algorithm: Algorithm, env: BatchedEnv, state: PyTree, key: Key
     ) -> Evaluation:
         """Evaluate an algorithm's state; the same key gives the same result."""
-        quota = self.episodes // self.num_envs
-        played = _play(algorithm, env, state, key, self.num_envs, quota)
-        returns, lengths, counts = jax.device_get(played)
-        finished = np.arange(quota)[:, None] < counts
-        return Evaluation(
-            returns=returns.T[finished.T],
-            lengths=lengths.T[finished.T],
-            unfinished=int((~finished).sum()),
-        )
+        return _result(_play(algorithm, env, state, key, *self._sizes))
+
+    def compile(
+        self, algorithm: Algorithm, env: BatchedEnv, state: PyTree, key: Key
+    ) -> Callable[[Algorithm, BatchedEnv, PyTree, Key], Evaluation]:
+        """The same function, compiled now, for arguments like these."""
+        play = _play.lower(algorithm, env, state, key, *self._sizes).compile()
+        return lambda *args: _result(play(*args))
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """Environments, and episodes of each."""
+        return self.num_envs, self.episodes // self.num_envs
+
+
+def _result(played: tuple[Array, Array, Array]) -> Evaluation:
+    returns, lengths, counts = jax.device_get(played)
+    finished = np.arange(len(returns))[:, None] < counts
+    return Evaluation(
+        returns=returns.T[finished.T],
+        lengths=lengths.T[finished.T],
+        unfinished=int((~finished).sum()),
+    )
 
 
 @partial(jax.jit, static_argnames=("num_envs", "quota"))

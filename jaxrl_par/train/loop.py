@@ -7,6 +7,7 @@ import importlib.metadata
 import platform
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,10 @@ class Trainer:
         return self._result()
 
     def _compile(self) -> None:
-        """Lower, compile and place; the state is made on the devices."""
+        """Lower, compile and place; the state is made on the devices.
+
+        XLA compiles in a thread, while the next program is traced in this one.
+        """
         config = self.config
         program: Program = self.layout.program(
             self.algorithm, self.env, config.num_envs, CHUNK_ROWS
@@ -168,10 +172,22 @@ class Trainer:
         self._args = program.place((self.algorithm, self.env))
         self._total = program.place(jnp.float32(self.total_updates))
         self._place = program.place
-        self.state: TrainState = program.init(program.place(key), *self._args)
-        self._call = program.chunk.lower(
-            self.state, *self._args, self._total, program.place(jnp.int32(1))
-        ).compile()
+        one = program.place(jnp.int32(1))
+        with ThreadPoolExecutor() as compiler:
+            lowered = program.init.lower(program.place(key), *self._args)
+            init = compiler.submit(lowered.compile)
+            chunk = compiler.submit(
+                program.chunk.lower(
+                    program.shapes, *self._args, self._total, one
+                ).compile
+            )
+            self.state: TrainState = init.result()(program.place(key), *self._args)
+            if config.eval_episodes:
+                algorithm, env, state = local((*self._args, self.state.algorithm))
+                self._evaluator = Evaluator(config.eval_episodes).compile(
+                    algorithm, env, state, self._eval_key
+                )
+            self._call = chunk.result()
 
     def _chunk(self, updates: int) -> list[Row]:
         count = self._place(jnp.int32(updates))
@@ -222,8 +238,7 @@ class Trainer:
     def _evaluate(self) -> Evaluation:
         algorithm, env, state = local((*self._args, self.state.algorithm))
         key = jax.random.fold_in(self._eval_key, self.update)
-        evaluator = Evaluator(self.config.eval_episodes)
-        evaluation = evaluator(algorithm, env, state, key)
+        evaluation = self._evaluator(algorithm, env, state, key)
         self.evaluations.append((self.env_steps, evaluation))
         return evaluation
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +138,9 @@ class Layout:
         shapes = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0), algorithm, env)
         specs = self.specs(shapes, algorithm.sharded)
         shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+        shapes = jax.tree.map(
+            lambda x, sharding: x.update(sharding=sharding), shapes, shardings
+        )
         replicated = NamedSharding(mesh, P())
         if axes:
             env_specs = jax.tree.map(lambda _: P(), env)
@@ -157,7 +159,7 @@ class Layout:
             chunk=jax.jit(
                 chunk, donate_argnums=0, out_shardings=(shardings, replicated)
             ),
-            shardings=shardings,
+            shapes=shapes,
             replicated=replicated,
         )
 
@@ -168,11 +170,12 @@ class Program:
 
     `init(key, algorithm, env) -> state`; `chunk(state, algorithm, env,
     total_updates, updates) -> (state, metrics [rows])`, which uses `state` up.
+    `shapes` are the state's, with their shardings.
     """
 
-    init: Callable[..., TrainState]
-    chunk: Callable[..., tuple[TrainState, dict[str, Array]]]
-    shardings: TrainState
+    init: Any  # jitted functions
+    chunk: Any
+    shapes: TrainState
     replicated: NamedSharding
 
     def place(self, tree: PyTree) -> PyTree:

@@ -81,7 +81,10 @@ def chunk(
 
     The number is an argument, so a run of any length compiles once.
     """
-    one = partial(train_step, algorithm, env, total_updates=total_updates, axes=axes)
+    # Under jit, so that the two uses are traced once.
+    one = jax.jit(
+        partial(train_step, algorithm, env, total_updates=total_updates, axes=axes)
+    )
     shapes = jax.eval_shape(one, state)[1]
     table = jax.tree.map(lambda x: jnp.zeros((rows,), x.dtype), shapes)
 
