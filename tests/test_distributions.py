@@ -74,7 +74,7 @@ def test_tanh_normal_is_the_change_of_variables():
 
 
 def test_log_prob_of_a_saturated_sample():
-    # C016. mu 10, sigma .1, u 10, of which tanh is 1.0 in float32.
+    # mu 10, sigma .1, u 10, of which tanh is 1.0 in float32.
     # log N = -log .1 - .5 log 2 pi = 2.3025851 - .9189385      =   1.3836466
     # log(1 - tanh^2) = 2 (log 2 - 10 - softplus(-20))          = -18.6137056
     distribution = TanhNormal(UNIT)
@@ -163,7 +163,7 @@ def test_statistics_are_float32_when_fed_half_precision(distribution):
 
 @pytest.mark.parametrize("squash", [False, True])
 def test_actions_are_scaled_to_each_dimension_of_a_box(squash):
-    # C018. -1, 0, .5, 1 become 0, 2.5, 3.75, 5 in [0, 5]; 0, .5, .75, 1 in [0, 1];
+    # -1, 0, .5, 1 become 0, 2.5, 3.75, 5 in [0, 5]; 0, .5, .75, 1 in [0, 1];
     # -1, 1, 2, 3 in [-1, 3]. Before tanh: .5 is atanh(.5), and +-20 is +-1 to the bit.
     box = Box(np.array([0.0, 0.0, -1.0]), np.array([5.0, 1.0, 3.0]))
     unit = [-20, 0, np.arctanh(0.5), 20] if squash else [-1, 0, 0.5, 1]

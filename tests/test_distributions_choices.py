@@ -113,7 +113,7 @@ def test_no_uniform_of_many_actions_gives_an_impossible_index():
 
 
 def test_masked_entropy_and_log_prob():
-    # C025. p = [1, e] / (1 + e) = [.2689414, .7310586];
+    # p = [1, e] / (1 + e) = [.2689414, .7310586];
     # H = -.2689414 * -1.3132617 - .7310586 * -.3132617 = .5822031
     mask = jnp.array([True, True, False])
     distribution = Categorical(3)
@@ -180,7 +180,7 @@ def test_extreme_logits_have_finite_values_and_gradients():
 
 
 def test_actions_begin_at_start():
-    # C022. Discrete(3, start=-1): the environment is sent -1, 0 or 1.
+    # Discrete(3, start=-1): the environment is sent -1, 0 or 1.
     distribution = distributions.for_space(Discrete(3, start=-1))
     noise = distribution.noise(jax.random.key(0), (100,))
     sample = distribution.sample(jnp.zeros((100, 3)), noise)

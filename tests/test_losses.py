@@ -53,7 +53,7 @@ def value_loss(value, old_value, target, clip):
 
 
 def test_value_loss_takes_the_worse_of_the_two():
-    # C012. c .2, R 10.
+    # c .2, R 10.
     # v_old 5, v 1: max((1 - 10)^2, (4.8 - 10)^2) = max(81, 27.04);  81 / 2 = 40.5,
     # and d/dv = v - R = -9.
     np.testing.assert_allclose(value_loss(1, 5, 10, 0.2), (40.5, -9), rtol=1e-6)
@@ -84,7 +84,7 @@ def standardize(x):
 
 
 def test_standardize():
-    # C010, the population deviation: (1 - 2.5) / sqrt(1.25) = -1.3416408.
+    # The population deviation: (1 - 2.5) / sqrt(1.25) = -1.3416408.
     expected = [-1.3416408, -0.4472136, 0.4472136, 1.3416408]
     np.testing.assert_allclose(standardize([1, 2, 3, 4]), expected, rtol=1e-6)
     np.testing.assert_array_equal(standardize([3.7]), [0])
@@ -98,7 +98,7 @@ def test_standardize():
 
 
 def test_standardize_of_a_constant_has_a_finite_gradient():
-    # C063: the plain form, x / std(x), has a NaN gradient there.
+    # The plain form, x / std(x), has a NaN gradient there.
     constant = jnp.full(4, 2.0)
     assert np.isnan(jax.grad(lambda x: (x / x.std()).sum())(constant)).all()
     gradient = jax.grad(lambda x: (standardize(x) * jnp.arange(4.0)).sum())(constant)
@@ -106,7 +106,7 @@ def test_standardize_of_a_constant_has_a_finite_gradient():
 
 
 def test_clipping_zero_gradients_leaves_zeros():
-    # C063: the plain form, g * (c / norm(g)), is 0 * inf.
+    # The plain form, g * (c / norm(g)), is 0 * inf.
     optimizer = PPO()._optimizer()
     zeros = {"w": jnp.zeros((2, 2)), "b": jnp.zeros(2)}
     updates, _ = jax.jit(optimizer.update)(zeros, optimizer.init(zeros))
@@ -133,7 +133,7 @@ def constant_network(params, obs):
 
 
 def test_entropy_is_subtracted_from_the_loss():
-    # C014. Logits [0, 0]: H = log 2; only the bonus counts: -.01 * .6931472.
+    # Logits [0, 0]: H = log 2; only the bonus counts: -.01 * .6931472.
     ppo = PPO(network=(lambda key: None, constant_network), entropy_coef=0.01)
     loss = jax.jit(lambda x: ppo_loss(ppo, x))(np.zeros(2, F))
     np.testing.assert_allclose(loss, -0.0069314718, rtol=1e-5)

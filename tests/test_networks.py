@@ -39,7 +39,7 @@ def mixed_obs(size=5):
 
 
 def test_bytes_are_scaled_once_and_only_bytes():
-    # C024. 255 -> 1, 128 -> 128 / 255 = .5019608; a float image stays as it is.
+    # 255 -> 1, 128 -> 128 / 255 = .5019608; a float image stays as it is.
     obs = np.full((1, 10, 10, 2), 255, np.uint8)
     obs[0, 0, 0, 0] = 128
     x = np.asarray(inputs.prepare(BYTES, jnp.asarray(obs)))

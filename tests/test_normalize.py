@@ -17,7 +17,7 @@ F = np.float32
 
 
 def test_batches_are_merged_by_their_counts():
-    # C040. [0, 2], then [4, 6, 8, 10]: mean 30 / 6 = 5;
+    # [0, 2], then [4, 6, 8, 10]: mean 30 / 6 = 5;
     # squares about 5: 25 + 9 + 1 + 1 + 9 + 25 = 70; 70 / 6 = 11.6666667.
     moments = Moments.zero().merge(jnp.array([0.0, 2.0]))
     moments = moments.merge(jnp.array([4.0, 6.0, 8.0, 10.0]))
@@ -75,7 +75,7 @@ def test_devices_count_as_one_batch(devices):
 
 
 def test_statistics_are_float32_and_exact_counts_in_half_precision():
-    # C096. bfloat16 would count to 256 and stop; so would its sums.
+    # bfloat16 would count to 256 and stop; so would its sums.
     moments, batch = Moments.zero((2,)), jnp.ones((10, 2), jnp.bfloat16)
     moments = jax.lax.fori_loop(0, 1000, lambda _, m: m.merge(batch), moments)
     assert moments.count == 10_000
@@ -109,7 +109,7 @@ def test_normalised_values():
 
 
 def test_a_constant_is_zero_and_its_gradient_finite():
-    # C063: the plain form, (x - mean) / sqrt(var), is 0 / 0 at variance 0, and the
+    # The plain form, (x - mean) / sqrt(var), is 0 / 0 at variance 0, and the
     # derivative of sqrt is infinite there.
     moments = Moments.zero((2,)).merge(jnp.full((16, 2), 7.0))
     np.testing.assert_array_equal(moments.var, 0)
@@ -148,7 +148,7 @@ def test_each_box_of_an_observation_has_its_own():
     moments = normalize.merge(moments, obs)
     assert moments["speed"].count == moments["image"].count == 24
     scaled = normalize.normalize(moments, obs)
-    for name in ("image", "speed"):  # C024: of bytes, numbers and not bytes
+    for name in ("image", "speed"):  # Of bytes, numbers and not bytes
         assert scaled[name].dtype == jnp.float32
         flat = np.asarray(scaled[name]).reshape(24, -1)
         np.testing.assert_allclose(flat.mean(0), 0, atol=1e-5)
@@ -158,7 +158,7 @@ def test_each_box_of_an_observation_has_its_own():
 
 
 def test_reward_statistics_restart_at_either_end():
-    # C044: returns 1, 1.9, 2.71, then 1, 1.9 after the cut; their variance .4160.
+    # Returns 1, 1.9, 2.71, then 1, 1.9 after the cut; their variance .4160.
     ended = jnp.array([False, False, True, False, False])
     _, returns = discounted_returns(jnp.zeros(()), jnp.ones(5), ended, 0.9)
     moments = Moments.zero().merge(returns)

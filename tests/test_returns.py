@@ -108,7 +108,7 @@ def test_pieces_between_ends_equal_the_whole():
 
 
 def test_a_truncated_step_bootstraps_from_its_own_successor():
-    # C001. gamma .9, lambda .95; step 1 is cut, its true successor has value 2.
+    # gamma .9, lambda .95; step 1 is cut, its true successor has value 2.
     # A_2 = 3 + .9 * .7 - .2                         = 3.43
     # A_1 = 2 + .9 * 2 - 1                           = 2.8   (the sum stops here)
     # A_0 = 1 + .9 * 1 - .5 + .9 * .95 * 2.8 = 1.4 + 2.394 = 3.794
@@ -127,7 +127,7 @@ def test_a_truncated_step_bootstraps_from_its_own_successor():
 
 
 def test_flags_belong_to_the_action_of_their_step():
-    # C007. The action at step 1 terminates; gamma .99, lambda .95.
+    # The action at step 1 terminates; gamma .99, lambda .95.
     # A_2 = 1 + .99 * 100 - 100           = 0
     # A_1 = 1 - 5                         = -4
     # A_0 = 1 + .99 * 5 - 5 - .9405 * 4   = .95 - 3.762 = -2.812
@@ -144,7 +144,7 @@ def test_flags_belong_to_the_action_of_their_step():
 
 
 def test_the_first_reward_and_the_last_step_count():
-    # C009. Four rewards of 1, values 0, nothing ends: sums to the right, 4 3 2 1.
+    # Four rewards of 1, values 0, nothing ends: sums to the right, 4 3 2 1.
     zeros, no = np.zeros(4, F), flags(0, 0, 0, 0)
     reward = np.ones(4, F)
     advantage = gae(reward, zeros, zeros, no, no, 1.0, 1.0)
@@ -170,7 +170,7 @@ def test_what_follows_a_termination_may_be_anything(rubbish):
 
 
 def test_sums_are_float32_whatever_comes_in():
-    # C096. In bfloat16 a sum of ones sticks at 256.
+    # In bfloat16 a sum of ones sticks at 256.
     reward = jnp.ones(300, jnp.bfloat16)
     zeros, no = jnp.zeros(300, jnp.bfloat16), jnp.zeros(300, bool)
     advantage = gae(reward, zeros, zeros, no, no, 1.0, 1.0)
@@ -182,7 +182,7 @@ def test_sums_are_float32_whatever_comes_in():
 
 
 def test_discounted_returns_restart_at_either_end():
-    # C044. r = 1, gamma .9, cut after step 3: 1, 1 + .9, 1 + .9 * 1.9, 1, 1.9.
+    # r = 1, gamma .9, cut after step 3: 1, 1 + .9, 1 + .9 * 1.9, 1, 1.9.
     ended = flags(0, 0, 1, 0, 0)
     carry, sums = discounted_returns(jnp.zeros(()), jnp.ones(5), ended, 0.9)
     np.testing.assert_allclose(sums, [1, 1.9, 2.71, 1, 1.9], rtol=1e-6)
