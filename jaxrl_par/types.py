@@ -254,7 +254,8 @@ class TrainState:
 
     algorithm: PyTree
     env: PyTree  # [B, ...] environment states
-    timestep: TimeStep  # [B, ...]
+    obs: PyTree  # [B, ...] the observations to act on
+    first: Array  # [B] bool, whether they start an episode
     carry: PyTree  # [B, ...] the policy's memory
     episode_return: Array  # [B] float32, of the episode under way
     episode_length: Array  # [B] int32

@@ -101,8 +101,14 @@ def test_replicas_stay_equal(runs):
 def test_environments_are_split(runs):
     """Each of 4 devices holds a quarter of what belongs to environments."""
     state = runs[4][2].state
-    parts = (state.env, state.timestep, state.episode_return, state.algorithm.last)
-    parts += (state.algorithm.running_return,)
+    parts = (
+        state.env,
+        state.obs,
+        state.first,
+        state.episode_return,
+        state.algorithm.last,
+    )
+    parts += (state.algorithm.last, state.algorithm.running_return)
     for leaf in jax.tree.leaves(parts):
         shapes = {shard.data.shape[0] for shard in leaf.addressable_shards}
         assert shapes == {ENVS // 4}

@@ -170,7 +170,7 @@ def test_a_vmapped_seed_is_the_single_run(three_seeds):
         np.testing.assert_allclose(
             run.metrics["params"], [row["params"][seed] for row in rows], atol=1e-6
         )
-    tags = state.timestep.obs[..., 0]
+    tags = state.obs[..., 0]
     assert len(np.unique(tags)) > 9
 
 

@@ -106,7 +106,7 @@ def make_parts(algorithm: jp.PPO, env: jp.BatchedEnv, num_envs: int) -> list[Par
 
     def rollout(state: jp.TrainState, key: Any) -> Any:
         new, collected = step.collect(algorithm, env, state, key, jnp.float32(0), ())
-        return collected, new.env, new.timestep
+        return collected, new.env, new.first
 
     def update(inputs: Any, key: Any) -> Any:
         return algorithm.update(*inputs, key, ())[0]

@@ -39,7 +39,8 @@ def init_state(
         TrainState(
             algorithm=algorithm.init(algorithm_key, env.spec, num_envs),
             env=env_state,
-            timestep=timestep,
+            obs=timestep.obs,
+            first=timestep.first,
             carry=algorithm.initial_carry(env.spec, num_envs),
             episode_return=jnp.zeros(num_envs),
             episode_length=jnp.zeros(num_envs, jnp.int32),
@@ -135,10 +136,10 @@ def collect(
     zeros = jnp.zeros(num_envs, jnp.int32)
     start = (
         dataclasses.replace(state.env, episodes=zeros),
-        state.timestep.obs,
-        state.timestep.first,
+        state.obs,
+        state.first,
         state.carry,
-        _no_cuts(state.timestep.obs, 0 if keep_all else cut_rows),
+        _no_cuts(state.obs, 0 if keep_all else cut_rows),
         zeros,
     )
     drawn = (draws.step_keys, draws.reset_keys, noise)
@@ -150,8 +151,9 @@ def collect(
         initial_carry=state.carry,
         progress=progress,
     )
-    timestep = dataclasses.replace(state.timestep, obs=last_obs, first=first)
-    state = dataclasses.replace(state, env=env_state, carry=memory, timestep=timestep)
+    state = dataclasses.replace(
+        state, env=env_state, obs=last_obs, first=first, carry=memory
+    )
     return state, rollout
 
 
