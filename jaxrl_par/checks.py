@@ -7,7 +7,8 @@ or not at all.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -15,17 +16,45 @@ import numpy as np
 from jax.core import Tracer
 
 
-def positive_int(name: str, value: Any) -> None:
-    """A whole number of at least 1 (a bool is none)."""
+def positive_int(name: str, value: Any, below: int = 2**31) -> None:
+    """A whole number of at least 1 (a bool is none), and less than `below`."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or value < 1:
         raise ValueError(f"{name} {value!r} must be a whole number of at least 1")
+    if value >= below:
+        raise ValueError(f"{name} {value!r} must be less than {below:,}")
 
 
-def optional_positive_int(name: str, value: Any) -> None:
+def optional_positive_int(name: str, value: Any, below: int = 2**31) -> None:
     """None, or a whole number of at least 1."""
     if value is not None:
-        positive_int(name, value)
+        positive_int(name, value, below)
+
+
+def seed(name: str, value: Any) -> None:
+    """A whole number that makes a key."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or not 0 <= value < 2**32:
+        raise ValueError(f"{name} {value!r} must be a whole number in [0, 2^32)")
+
+
+def sequence(name: str, value: Any) -> Sequence[Any]:
+    """A list or tuple, which is given back."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name} {value!r} must be a list or a tuple")
+    return value
+
+
+def boolean(name: str, value: Any) -> None:
+    """True or False, and nothing that stands for them."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} {value!r} must be True or False")
+
+
+def scalar(name: str, value: Any) -> None:
+    """One number: not a list or an array of them."""
+    if np.ndim(value) or isinstance(value, list | tuple):
+        raise ValueError(f"{name} {value!r} must be one number")
 
 
 def positive(name: str, value: Any) -> None:
@@ -47,14 +76,22 @@ def _check(name: str, value: Any, rule: str, test: Any) -> None:
     if isinstance(value, Tracer):
         return
     array = np.asarray(value)
-    numeric = np.issubdtype(array.dtype, np.number)
-    if not numeric or not (np.isfinite(array) & test(array)).all():
+    if not np.issubdtype(array.dtype, np.number) or not _passes(array, test):
         raise ValueError(f"{name} {value!r} must be {rule}")
+    with np.errstate(over="ignore", under="ignore"):
+        single = array.astype(np.float32)
+    if not _passes(single, test):
+        raise ValueError(f"{name} {value!r} must be {rule} as float32 too")
+
+
+def _passes(array: np.ndarray, test: Any) -> bool:
+    return bool((np.isfinite(array) & test(array)).all())
 
 
 def nearest_divisors(value: int, of: int) -> list[int]:
     """The divisors of a number around a value: one below, one above (if there are)."""
-    divisors = [n for n in range(1, of + 1) if of % n == 0]
+    small = [n for n in range(1, math.isqrt(of) + 1) if of % n == 0]
+    divisors = sorted({*small, *(of // n for n in small)})
     below = [n for n in divisors if n <= value][-1:]
     return below + [n for n in divisors if n > value][:1]
 

@@ -48,9 +48,9 @@ def blocks_per_group(length: int, group_envs: int, num_minibatches: int) -> int:
 
     Raises ValueError if the samples of a group do not divide by the minibatches.
     """
-    for blocks in range(1, group_envs + 1):
-        if group_envs % blocks == 0 and length * blocks % num_minibatches == 0:
-            return blocks
+    blocks = num_minibatches // math.gcd(length, num_minibatches)
+    if group_envs % blocks == 0:
+        return blocks
     near = checks.nearest_divisors(num_minibatches, length * group_envs)
     raise ValueError(
         f"num_minibatches {num_minibatches} must divide rollout_length * environments "

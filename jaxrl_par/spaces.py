@@ -139,8 +139,9 @@ class Box:
 
     @property
     def bounded(self) -> bool:
-        """Whether all bounds are finite."""
-        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
+        """Whether every bound, and the span between them, is a finite number."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return bool(np.isfinite(self.high - self.low).all())
 
     def sample(self, key: jax.Array) -> jax.Array:
         """Uniform within finite bounds; standard normal, cut to the bounds, else."""

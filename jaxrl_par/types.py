@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_par import checks
 from jaxrl_par.spaces import Space
 
 Array: TypeAlias = jax.Array
@@ -57,12 +58,8 @@ class EnvSpec:
     frames_per_step: int = 1
 
     def __post_init__(self) -> None:
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"max_steps {self.max_steps} must be at least 1, or None")
-        if self.frames_per_step < 1:
-            raise ValueError(
-                f"frames_per_step {self.frames_per_step} must be at least 1"
-            )
+        checks.optional_positive_int("max_steps", self.max_steps)
+        checks.positive_int("frames_per_step", self.frames_per_step)
 
 
 @pytree

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import resource
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import TRAIN, run_here
 from PIL import Image
 
 import jaxrl_par as jp
@@ -23,8 +22,6 @@ from jaxrl_par.cli.interrupt import StopOnSignal
 from jaxrl_par.cli.train import read
 from jaxrl_par.networks.actor_critic import CNN, MLP
 from jaxrl_par.presets import PRESETS
-
-TRAIN = ["train", "ppo", "CartPole-v1"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,14 +47,6 @@ def trained(preset: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
         )  # fmt: skip
     assert done[0] == 0, done
     return home / "run", done[1]
-
-
-def run_here(*argv: str) -> tuple[int, str, str]:
-    """Status, stdout and stderr of a command in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main(argv)
-    return status, out.getvalue(), err.getvalue()
 
 
 def run_apart(
@@ -127,91 +116,6 @@ def test_another_network_starts_from_its_own_defaults() -> None:
     assert choices.algorithm.network == CNN(hidden=(64,))
     assert choices.changed == {"network": "cnn", "hidden": (64,)}
     assert read(["ppo", "CartPole-v1", "--network=mlp"]).changed == {}
-
-
-REFUSED = [
-    (["--num-envs", "0"], ["num_envs", "0"]),
-    (["--num-envs", "-4"], ["num_envs", "-4"]),
-    (["--num-envs", "1.5"], ["--num-envs", "1.5", "int"]),
-    (["--total-steps", "1e5.5"], ["--total-steps", "1e5.5", "int"]),
-    (["--lr", "abc"], ["--lr", "abc", "float"]),
-    (["--lr", "nan"], ["--lr", "nan", "finite"]),
-    (["--lr", "-1"], ["learning_rate", "-1"]),
-    (["--gamma", "1.5"], ["gamma", "1.5"]),
-    (["--max-grad-norm", "inf"], ["--max-grad-norm", "finite"]),
-    (["--num-env", "3"], ["--num-env", "--num-envs"]),
-    (["--channels", "3"], ["--channels"]),
-    (["--num-minibatches", "7"], ["num_minibatches 7"]),
-    (["--data", "7", "--num-envs", "8"], ["data 7"]),
-    (["--data", "99"], ["data 99"]),
-    (["--device", "abacus"], ["--device", "abacus", "gpu"]),
-    (["--hidden", "0"], ["hidden", "0"]),
-    (["--activation", "tan"], ["--activation", "tanh"]),
-    (["--network", "cnn"], ["CNN", "image"]),
-    (["--network", "nn"], ["--network", "cnn"]),
-    (["--seed", "-1"], ["seed", "-1"]),
-    (["--env.gravty", "3"], ["--env.gravty", "--env.gravity"]),
-    (["--env.gravity", "nan"], ["--env.gravity", "finite"]),
-    (["--env.max-steps", "0"], ["max_steps 0"]),
-    (["--env.half-length", "0"], ["--env.half-length 0.0", "finite"]),
-    (["--out", "/proc/run"], ["/proc", "cannot be written"]),
-]
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        *(([*TRAIN, *more], words) for more, words in REFUSED),
-        (["train"], ["usage"]),
-        (["train", "ppo"], ["algorithm", "environment"]),
-        (["train", "--seed", "0"], ["algorithm", "environment"]),
-        (["train", "pp", "CartPole-v1"], ["'pp'", "ppo"]),
-        (["train", "ppo", "CartPol-v1"], ["CartPol-v1", "CartPole-v1"]),
-        (["train", "ppo", "nosuite:ant"], ["nosuite", "gymnax"]),
-        (["trian"], ["trian", "train"]),
-        ([], ["usage"]),
-        (["eval"], ["RUN"]),
-        (["eval", "nowhere"], ["nowhere", "no directory"]),
-        (["eval", "."], ["config.json"]),
-        (["eval", ".", "--episodes", "0"], ["episodes 0"]),
-        (["eval", ".", "--render", "run.mp4"], ["run.mp4", ".gif"]),
-        (["plot"], ["run directory"]),
-        (["plot", "nowhere"], ["nowhere"]),
-        (["plot", ".", "--out", "curves.xyz"], ["curves.xyz", ".png"]),
-        (["list", "preset"], ["preset", "presets"]),
-        (["doctor", "me"], ["usage"]),
-    ],
-    ids=" ".join,
-)
-def test_mistakes_give_status_2_one_message_and_no_files(
-    argv: list[str],
-    words: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    status, out, err = run_here(*argv)
-    assert status == 2
-    said = " ".join((err or out).split())
-    for word in words:
-        assert word in said
-    assert "Traceback" not in out + err
-    assert err.count("error") <= 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAXRL_PAR_TRACEBACK", "1")
-    with pytest.raises(ValueError, match="num_envs 0"):
-        main([*TRAIN, "--num-envs", "0"])
-
-
-def test_a_directory_that_is_not_empty_is_refused_untouched(tmp_path: Path) -> None:
-    (tmp_path / "kept.txt").write_text("kept")
-    status, _, err = run_here(*TRAIN, "--out", str(tmp_path))
-    assert status == 2
-    assert str(tmp_path) in err
-    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
 
 
 def test_train_says_what_runs_and_what_came_of_it(trained: tuple[Path, str]) -> None:

@@ -15,9 +15,12 @@ from jaxrl_par.algorithms.ppo import PPO
 from jaxrl_par.envs.cartpole import CartPole
 from jaxrl_par.envs.probes import CountingEnv
 from jaxrl_par.envs.wrappers import ActionRepeat
+from jaxrl_par.networks.actor_critic import MLP
+from jaxrl_par.spaces import Box, Discrete
 from jaxrl_par.train import loop
 from jaxrl_par.train.callbacks import STOP
 from jaxrl_par.train.loop import TrainConfig, Trainer, train
+from jaxrl_par.types import EnvSpec, StepResult, pytree
 
 ENDLESS = CountingEnv(max_steps=None)
 FATE = toys.Fate(max_steps=5)
@@ -72,6 +75,25 @@ def test_evaluating_does_not_change_training():
         assert [steps for steps, _ in run.evaluations] == expected
     for state in states[1:]:
         toys.assert_equal(states[0], state)
+
+
+def test_a_trainer_runs_once():
+    trainer = Trainer(toys.Tally(), FATE, TrainConfig(num_envs=4, total_steps=32))
+    trainer.run()
+    with pytest.raises(RuntimeError, match="has run; make a new one"):
+        trainer.run()
+
+
+def test_a_progress_kept_says_what_can_still_be_read():
+    kept = []
+    tally(
+        FATE, total_steps=160, eval_every=16, eval_episodes=2, callbacks=[kept.append]
+    )
+    assert kept[0].env_steps == 16
+    assert "update=1" in repr(kept[0])
+    for name in ("params", "state"):
+        with pytest.raises(RuntimeError, match=f"progress.{name} must be taken while"):
+            getattr(kept[0], name)
 
 
 def test_evaluation_is_due_where_a_multiple_is_crossed():
@@ -262,7 +284,7 @@ REFUSED = {
     "total_steps": (0, -5, 1.5, 1e6),
     "seed": (-1, 2**32, 0.5, True),
     "eval_every": (0, 2.5),
-    "eval_episodes": (-1, 1.5),
+    "eval_episodes": (-1, 1.5, False),
     "pool_size": (0,),
     "reset": ("sometimes",),
     "data": (0, 2.5, True),
@@ -290,6 +312,38 @@ class NoPytree(CartPole):
     """A class made without the decorator, which is not inherited."""
 
 
+@pytree
+class Liar:
+    """Gives other shapes than its spec says."""
+
+    spec = EnvSpec("liar", Box(0.0, 1.0, (3,)), Discrete(2))
+
+    def reset(self, key):
+        return jnp.zeros(2), jnp.zeros(2)
+
+    def step(self, key, state, action):
+        return state, StepResult(state, jnp.zeros(1), jnp.bool_(False))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("callbacks", None, "callbacks None must be a list or a tuple"),
+        ("callbacks", print, "callbacks <built-in .* must be a list or a tuple"),
+        ("callbacks", [3], "callbacks: 3 must be a function"),
+        ("out", 5, "out 5 must be a path"),
+    ],
+)
+def test_what_surrounds_a_run_is_checked_before_it_compiles(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        tally(total_steps=16, **{name: value})
+
+
+def test_a_callback_may_give_anything_back():
+    run = tally(total_steps=160, eval_every=16, callbacks=[lambda p: np.zeros(3)])
+    assert run.env_steps == 160
+
+
 @pytest.mark.parametrize(
     ("algorithm", "env", "message"),
     [
@@ -301,6 +355,9 @@ class NoPytree(CartPole):
         (CartPole(), PPO(), r"algorithm CartPole.* must have `validate`"),
         (PPO(), NoPytree(), r"env: NoPytree is no pytree; decorate it"),
         (PPO(num_minibatches=3), CartPole(), r"num_minibatches 3 must divide"),
+        (PPO(network=MLP), CartPole(), r"network MLP is a class; .*: MLP\(\.\.\.\)"),
+        (PPO(), Liar(), r"Liar has 4 problems:\s+1\. reset: obs is float32\[2\]; the "),
+        (PPO(), Liar(), r"3\. step: reward is float32\[1\]; it must be a scalar"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_refused(algorithm, env, message):

@@ -158,7 +158,7 @@ def test_orthogonal_matrices(shape):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MLP((64, 0)), r"hidden \(64, 0\) must be sizes of at least 1"),
+        (lambda: MLP((64, 0)), r"hidden \(64, 0\) must be sizes in \[1, 1048576\]"),
         (lambda: MLP(activation="tahn"), "activation 'tahn' must be one of tanh, relu"),
         (lambda: CNN()(spec(VECTOR)), r"needs an image observation \[H, W, C\]"),
         (

@@ -203,6 +203,10 @@ WRONG = {
         pair(plain_apply, lambda key: {"w": jnp.zeros((4, 4), int)}),
         r"parameter \['w'\] is int32; only floats can be learned",
     ),
+    "half-precision parameters": (
+        pair(plain_apply, lambda key: {"w": jnp.zeros((4, 4), jnp.bfloat16)}),
+        r"parameter \['w'\] is bfloat16; parameters must be float32",
+    ),
     "no pair": (lambda spec: plain_apply, r"must be a factory .* gives <function"),
     "not callable": ("mlp", "must be a factory .*, not 'mlp'"),
     "a bare module": (LinenNet(), r"not a LinenNet: wrap it, as in .*from_linen"),

@@ -17,8 +17,10 @@ from jaxrl_par import collectives
 from jaxrl_par.algorithms.ppo import PPO
 from jaxrl_par.checks import nearest_divisors
 from jaxrl_par.envs.cartpole import CartPole
+from jaxrl_par.envs.pendulum import Pendulum
 from jaxrl_par.envs.wrappers import Instances
 from jaxrl_par.networks.actor_critic import MLP
+from jaxrl_par.train import plan
 from jaxrl_par.train.callbacks import STOP
 from jaxrl_par.train.loop import train
 from jaxrl_par.train.plan import DeviceError, Layout, Plan, find_devices
@@ -84,6 +86,22 @@ def test_parameters_agree_after_five_updates(runs, data):
     for name in ("loss", "approx_kl", "entropy", "episode_return", "grad_norm"):
         x, y = (runs[n][2].metrics[name][:5] for n in (1, data))
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6)
+
+
+def test_continuous_actions_are_the_same_to_the_bit():
+    """They show the last bit of the network's output, which a discrete one hides."""
+    last = [
+        train(
+            toys.Recorder(PPO(network=MLP((64, 64)), rollout_length=8)),
+            Pendulum(),
+            num_envs=ENVS,
+            total_steps=8 * ENVS,
+            data=data,
+            eval_episodes=0,
+        ).state.algorithm.last
+        for data in (1, 4)
+    ]
+    toys.assert_equal(*last)
 
 
 def test_replicas_stay_equal(runs):
@@ -206,6 +224,13 @@ def test_a_device_that_is_not_there_is_refused_with_the_cause():
     with pytest.raises(ValueError, match="device 'cuda' must be one of auto, cpu, gpu"):
         Plan(device="cuda")
     assert {d.platform for d in find_devices("auto")} == {"cpu"}
+
+
+def test_a_missing_gpu_is_explained_by_the_drivers_version(monkeypatch):
+    text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  390.48\nGCC version: 7"
+    monkeypatch.setattr(plan.Path, "read_text", lambda path: text)
+    with pytest.raises(DeviceError, match=r"driver says .*390\.48'"):
+        find_devices("gpu")
 
 
 def test_automatic_layout_uses_devices_that_pay():

@@ -78,6 +78,19 @@ def test_seeds_are_one_curve_and_settings_are_several(tmp_path: Path) -> None:
     np.testing.assert_allclose([low, high], [[1, 3], [2, 3]])
 
 
+def test_functions_and_classes_are_called_by_their_names() -> None:
+    network = {"type": "jaxrl_par.networks.actor_critic:MLP", "fields": {"hidden": [8]}}
+    pair = [{"path": "__main__:init"}, {"path": "__main__:apply"}]
+    one, two = (
+        plots._flatten({"algorithm": {"type": "a.b:PPO", "fields": {"network": value}}})
+        for value in (network, pair)
+    )
+    assert one["algorithm"] == "PPO"
+    assert one["algorithm.fields.network"] == "MLP"
+    assert one["algorithm.fields.network.fields.hidden"] == "8"
+    assert two["algorithm.fields.network"] == "init, apply"
+
+
 def test_one_run_has_no_label_but_its_algorithm(tmp_path: Path) -> None:
     (curve,) = plots.read_curves([write_run(tmp_path / "run", [1.0, 2.0])])
     assert curve.label == "PPO"

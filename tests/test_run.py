@@ -62,13 +62,17 @@ def test_policy_takes_one_observation_or_a_batch(run):
 
 
 def test_policy_uses_the_normaliser(run):
-    """A statistic that swaps the sign of observations: other actions."""
+    """The network is asked about (obs - mean) / deviation, and not about obs."""
     state = run.state.algorithm
     assert state.obs_moments.count == 32
     obs = np.asarray(jax.random.normal(jax.random.key(0), (200, 4)))
-    outputs = np.asarray(run.policy(obs))
-    shifted = np.asarray(run.policy(obs + 10 * np.sqrt(state.obs_moments.var)))
-    assert (outputs != shifted).any()
+    network = ALGORITHM.network(run.env.spec)
+    raw, seen = (
+        network.apply(state.params, x)[0].argmax(-1)
+        for x in (obs, normalize.normalize(state.obs_moments, obs))
+    )
+    assert (raw != seen).any()
+    np.testing.assert_array_equal(run.policy(obs), seen)
 
 
 def test_evaluate_repeats_and_leaves_the_statistics_alone(run):
@@ -78,6 +82,10 @@ def test_evaluate_repeats_and_leaves_the_statistics_alone(run):
     assert (one.returns != other.returns).any()
     toys.assert_equal(before, run.state)
     assert one.returns.min() >= 1  # CartPole's own rewards, not the normalised ones
+
+
+def test_a_run_says_what_it_is_in_one_line(run):
+    assert repr(run) == "<Run of PPO on CartPole-v1: 32 steps>"
 
 
 def test_a_loaded_run_is_the_same(run, directory):
@@ -172,9 +180,11 @@ def test_what_the_user_wrote_must_be_passed(tmp_path):
     env = toys.Fate(end=0.5)
     run = jp.train(toys.Tally(), env, num_envs=4, total_steps=16, eval_episodes=0)
     run.save(tmp_path)
-    with pytest.raises(ValueError, match=r"algorithm toys:Tally .*pass the object"):
+    with pytest.raises(
+        ValueError, match=r"algorithm toys:Tally .*with the object itself"
+    ):
         jp.load(tmp_path)
-    with pytest.raises(ValueError, match=r"env toys:Fate .*pass the object"):
+    with pytest.raises(ValueError, match=r"env toys:Fate .*with the object itself"):
         jp.load(tmp_path, algorithm=toys.Tally())
     loaded = jp.load(tmp_path, toys.Tally(), env)
     toys.assert_equal(loaded.state, run.state)

@@ -246,6 +246,7 @@ def _spoil_config(name: str, value: Any = None) -> Any:
     return spoil
 
 
+ROW = '{"update": 1, "env_steps": 2, "episode_count": 0}'
 DAMAGE = {
     "no config": (lambda d: (d / "config.json").unlink(), "config.json"),
     "no JSON": (lambda d: (d / "config.json").write_text("{"), "config.json.*damaged"),
@@ -263,9 +264,22 @@ DAMAGE = {
         "last.npz",
     ),
     "other sizes": (_spoil_config("num_envs", 2), "expected"),
+    "num_envs as text": (_spoil_config("num_envs", "4"), "num_envs '4' must be"),
     "broken row": (
-        lambda d: (d / "metrics.jsonl").write_text("{}\n{\n{}\n"),
+        lambda d: (d / "metrics.jsonl").write_text(f"{ROW}\n{{\n{ROW}\n"),
         "metrics.jsonl.*line 2",
+    ),
+    "a number for a row": (
+        lambda d: (d / "metrics.jsonl").write_text("1\n"),
+        "metrics.jsonl is damaged: line 1: 1 is no object",
+    ),
+    "text for a number": (
+        lambda d: (d / "metrics.jsonl").write_text(f'{ROW[:-1]}, "loss": "low"}}\n'),
+        "metrics.jsonl is damaged: line 1: loss 'low'",
+    ),
+    "an evaluation of nothing": (
+        lambda d: (d / "evaluations.jsonl").write_text('{"a": 1}\n'),
+        "evaluations.jsonl is damaged: line 1: it has no env_steps, returns",
     ),
 }
 

@@ -144,7 +144,9 @@ def test_strong_settles_types_and_keeps_values():
 
 @pytest.mark.parametrize("field", ["max_steps", "frames_per_step"])
 def test_spec_refuses_a_count_below_one(field):
-    with pytest.raises(ValueError, match=f"{field} 0 must be at least 1"):
+    with pytest.raises(
+        ValueError, match=f"{field} 0 must be a whole number of at least 1"
+    ):
         EnvSpec("x", Box(0.0, 1.0, (2,)), Discrete(2), **{field: 0})
 
 

@@ -3,7 +3,7 @@
     python experiments/bench/report.py
 
 For each setting the latest run of the benchmark counts. A benchmark without results
-leaves its place empty.
+leaves its place empty. With `--small` the tables are only printed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ Rows = list[dict[str, Any]]
 
 def main() -> None:
     args = common.parser(__doc__).parse_args()
+    if args.small:
+        print("\n\n".join(table for table in render(args.out).values() if table))
+        return
     text = README.read_text()
     tables = render(args.out)
     for name, table in tables.items():

@@ -54,9 +54,17 @@ class Batch:
     target: Array  # [N]
 
 
+_NORMALIZERS = ("normalize_advantage", "normalize_obs", "normalize_reward")
+_RATES = (
+    *("learning_rate", "gamma", "gae_lambda", "clip_eps", "value_clip"),
+    *("value_coef", "entropy_coef", "max_grad_norm", "adam_eps"),
+    *("target_kl", "adaptive_kl"),
+)
+
+
 @pytree
 class PPO:
-    """PPO with a clipped objective. Rates are leaves, sizes are static.
+    """Proximal policy optimisation, clipped. Rates are leaves, sizes are static.
 
     `network` is a factory or an (init, apply) pair (`networks.base`); by default a
     small CNN for images and an MLP for all else.
@@ -100,6 +108,10 @@ class PPO:
         for name in ("rollout_length", "num_epochs", "num_minibatches", "num_groups"):
             checks.positive_int(name, getattr(self, name))
         checks.optional_positive_int("microbatch_size", self.microbatch_size)
+        for name in ("anneal", "squash", *_NORMALIZERS):
+            checks.boolean(name, getattr(self, name))
+        for name in _RATES:
+            checks.scalar(name, getattr(self, name))
         for name in ("learning_rate", "max_grad_norm", "adam_eps"):
             checks.positive(name, getattr(self, name))
         for name in ("gamma", "gae_lambda"):
@@ -110,6 +122,7 @@ class PPO:
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
         self._distribution(spec)
+        _check_policy_loss(self.policy_loss)
         base.check_network(self.network, spec)
         group_envs = num_envs // self.max_devices(num_envs)
         minibatches.blocks_per_group(
@@ -318,6 +331,24 @@ class PPO:
                 optax.scale_by_adam(eps=self.adam_eps),
             )
         )
+
+
+def _check_policy_loss(policy_loss: PolicyLoss) -> None:
+    """Raise ValueError unless it gives a loss of each of five samples."""
+    samples = jax.ShapeDtypeStruct((5,), jnp.float32)
+    one = jax.ShapeDtypeStruct((), jnp.float32)
+    rule = (
+        f"policy_loss {policy_loss!r} must be a function (log_ratio [N], advantage "
+        "[N], clip_eps) -> losses [N]"
+    )
+    try:
+        found = jax.eval_shape(policy_loss, samples, samples, one)
+    except Exception as error:
+        raise ValueError(
+            f"{rule}; it raises {type(error).__name__}: {error}"
+        ) from error
+    if getattr(found, "shape", None) != (5,):
+        raise ValueError(f"{rule}; for N = 5 it gives {found}")
 
 
 def _standardize_advantages(batch: Batch, axes: Axes) -> Batch:

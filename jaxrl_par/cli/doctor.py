@@ -24,9 +24,11 @@ SUITES = {
 
 def run(argv: Sequence[str]) -> int:
     """Print the findings; returns 1 if a required package is missing or too old."""
-    if argv:
+    if argv and argv[0] in ("-h", "--help"):
         print("usage: jaxrl-par doctor")
-        return 0 if argv[0] in ("-h", "--help") else 2
+        return 0
+    if argv:
+        raise ValueError(f"usage: jaxrl-par doctor: it takes nothing, not {argv[0]!r}")
     problems: list[str] = []
     print(f"python       {platform.python_version()} ({sys.executable})")
     print(f"system       {platform.platform()}")

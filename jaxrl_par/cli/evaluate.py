@@ -38,8 +38,7 @@ def run(argv: Sequence[str]) -> int:
         Arguments, argv, "jaxrl-par eval", "Play greedy episodes with a trained agent."
     )
     checks.positive_int("episodes", given.episodes)
-    if given.seed < 0:
-        raise ValueError(f"seed {given.seed} must be at least 0")
+    checks.seed("seed", given.seed)
     if given.render is not None:
         check_gif(given.render)
     prepare_backend(samples=0, data=None, device="auto")

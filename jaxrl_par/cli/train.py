@@ -53,7 +53,7 @@ class Choices:
 
 def run(argv: Sequence[str]) -> int:
     """Train; returns the exit status."""
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or {"-h", "--help"} & set(argv[:2]):
         print(_USAGE)
         return 0 if argv else 2
     choices = read(argv)
@@ -190,7 +190,7 @@ def _all_changes(new: Any, old: Any) -> dict[str, Any]:
         if dataclasses.is_dataclass(value):
             prefix = "env." if field.name == "env" else ""
             changes |= {prefix + k: v for k, v in _changes(value, default).items()}
-        elif value != default:
+        elif value != default and field.name != "out":
             changes[field.name] = value
     return changes
 

@@ -22,6 +22,7 @@ from jaxrl_par.conformance.kinds import (
 )
 from jaxrl_par.conformance.report import ConformanceError
 from jaxrl_par.envs.rollout_check import rollout_problems
+from jaxrl_par.envs.wrappers import Instances
 from jaxrl_par.spaces import ACTION_MASK, Box, Dict, Discrete, MultiDiscrete
 from jaxrl_par.types import EnvSpec, Key, PyTree, StepResult
 
@@ -66,6 +67,28 @@ def check_env(env: Any, key: Key | None = None) -> None:
     put_back(env, before)
     if problems:
         raise EnvError(name, problems)
+
+
+def check_shapes(env: Any) -> None:
+    """Raise EnvError where reset and step do not give what the spec says.
+
+    What a run checks before it compiles: a small part of `check_env`, and abstract.
+    """
+    if isinstance(env, Instances):  # of many physics, the first
+        env = jax.tree.map(lambda leaf: leaf[0], env.env)
+    spec = env.spec
+    problems = _spec_problems(spec)
+    if not problems:
+        key = jax.eval_shape(jax.random.key, 0)
+        state, obs = jax.eval_shape(env.reset, key)
+        action = jax.eval_shape(spec.action_space.sample, key)
+        after = jax.eval_shape(env.step, key, state, action)
+        problems = match_problems(spec.obs_space, obs, "reset: obs")
+        if _step_is_readable(after, problems):
+            problems += _step_problems(after, spec)
+    problems = [text for text in problems if "weak type" not in text]  # mended later
+    if problems:
+        raise EnvError(type(env).__name__, [*problems, "jaxrl_par.check_env says more"])
 
 
 def _method_problems(env: Any, spec: EnvSpec, key: Key) -> list[str]:
@@ -113,6 +136,10 @@ def _spec_problems(spec: Any) -> list[str]:
     if isinstance(obs, Dict) and ACTION_MASK in obs.spaces:
         mask = obs.spaces[ACTION_MASK]
         size = action.n if isinstance(action, Discrete) else None
+        if isinstance(action, Box):
+            return [
+                f"spec: {ACTION_MASK} is given, but no action of {action} is masked"
+            ]
         if size and (mask.shape, mask.dtype) != ((size,), np.bool_):
             rule = f"it must be a Box of bool [{size}], one flag an action"
             problems.append(f"spec: {ACTION_MASK} is {mask}; {rule}")

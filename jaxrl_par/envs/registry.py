@@ -48,7 +48,7 @@ def make(name: str, **parameters: Any) -> Environment:
     known = env_names()
     near = [n for n in known if n.endswith(f":{name}")]
     near = near or difflib.get_close_matches(name, known, cutoff=0.4)
-    raise ValueError(f"no environment {name!r}; nearest: {near or list(OWN)}")
+    raise ValueError(f"no environment {name!r}; nearest: {', '.join(near or OWN)}")
 
 
 def env_names() -> tuple[str, ...]:

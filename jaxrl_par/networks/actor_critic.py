@@ -17,6 +17,9 @@ from jaxrl_par.networks.activations import ACTIVATIONS
 from jaxrl_par.networks.initialize import orthogonal_tree
 from jaxrl_par.types import Array, EnvSpec
 
+# Units of a layer: more is a slip of the finger, of which XLA would abort.
+MAX_WIDTH = 2**20
+
 
 class _Torso(nn.Module):
     """Vectors or images [N, ...] to features [N, F]."""
@@ -166,8 +169,8 @@ def _gain(path: tuple[str, ...]) -> float:
 
 
 def _check_sizes(name: str, sizes: tuple[int, ...]) -> None:
-    if any(size < 1 for size in sizes):
-        raise ValueError(f"{name} {sizes} must be sizes of at least 1")
+    if any(not 1 <= size <= MAX_WIDTH for size in sizes):
+        raise ValueError(f"{name} {sizes} must be sizes in [1, {MAX_WIDTH}]")
 
 
 def _check_activation(name: str) -> None:

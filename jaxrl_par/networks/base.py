@@ -37,6 +37,9 @@ def build(network: Factory | Network, spec: EnvSpec) -> Network:
     Raises ValueError for what is neither.
     """
     pair = network
+    if isinstance(network, type):
+        title = network.__name__
+        raise ValueError(f"network {title} is a class; pass an object: {title}(...)")
     if not isinstance(network, tuple):
         if not callable(network):
             raise ValueError(f"{_WHAT}, not {network!r}")
@@ -62,6 +65,8 @@ def check_network(network: Factory | Network, spec: EnvSpec) -> None:
             f"network {network!r} must be hashable ({error}): give it tuples, not "
             "lists or arrays"
         ) from None
+    if spaces.flat_size(inputs.network_obs_space(spec)) == 0:
+        raise ValueError(f"network: the observation space {spec.obs_space} is empty")
     init, apply = build(network, spec)
     key = jax.eval_shape(jax.random.key, 0)
     params = _shapes("init(key)", init, key)
@@ -71,6 +76,12 @@ def check_network(network: Factory | Network, spec: EnvSpec) -> None:
             raise ValueError(
                 f"network: parameter {name} is {leaf.dtype.name}; only floats can be "
                 "learned: make it a constant of the function"
+            )
+        if leaf.dtype != jnp.float32:
+            name = jax.tree_util.keystr(path)
+            raise ValueError(
+                f"network: parameter {name} is {leaf.dtype.name}; parameters must be "
+                "float32 (to compute in another type, cast them in apply)"
             )
     space = inputs.network_obs_space(spec)
     for size in (1, 5):  # of one, so that a squeeze of the batch is seen

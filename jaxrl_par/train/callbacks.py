@@ -32,7 +32,7 @@ class Progress:
     rows: list[Row]  # one for each update since the last call
     evaluation: Evaluation | None  # if one was made at this point
     finished: bool
-    _state: TrainState
+    _state: TrainState = dataclasses.field(repr=False)
 
     @property
     def metrics(self) -> Row:
@@ -42,12 +42,21 @@ class Progress:
     @property
     def state(self) -> TrainState:
         """A copy of the training state: it stays readable as training goes on."""
-        return jax.tree.map(jnp.copy, self._state)
+        return _copy("state", self._state)
 
     @property
     def params(self) -> PyTree:
         """A copy of the parameters."""
-        return jax.tree.map(jnp.copy, self._state.algorithm.params)
+        return _copy("params", self._state.algorithm.params)
+
+
+def _copy(name: str, tree: PyTree) -> PyTree:
+    if any(leaf.is_deleted() for leaf in jax.tree.leaves(tree)):
+        raise RuntimeError(
+            f"progress.{name} must be taken while the callback runs: training has "
+            "gone on since, and used the arrays up"
+        )
+    return jax.tree.map(jnp.copy, tree)
 
 
 Callback = Callable[[Progress], Any]

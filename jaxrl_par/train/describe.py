@@ -77,5 +77,6 @@ def _find(path: str, what: str) -> Any:
         if inspect.isfunction(found) or dataclasses.is_dataclass(found):
             return found
     raise ValueError(
-        f"{what} {path} is not part of {_PACKAGE}: pass the object itself to `load`"
+        f"{what} {path} is not part of {_PACKAGE}: it can be loaded in Python alone, "
+        f"with the object itself: {_PACKAGE}.load(directory, algorithm, env)"
     )

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_par import checks
+from jaxrl_par.envs.base import check_shapes
 from jaxrl_par.envs.batched import BatchedEnv, ResetMode
 from jaxrl_par.envs.wrappers import Instances
 from jaxrl_par.train.callbacks import STOP, Callback, Progress, Row
@@ -57,15 +58,14 @@ class TrainConfig:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "total_steps", "pool_size"):
+        for name in ("num_envs", "pool_size"):
             checks.positive_int(name, getattr(self, name))
-        checks.optional_positive_int("eval_every", self.eval_every)
-        if self.eval_episodes != 0:
+        checks.positive_int("total_steps", self.total_steps, below=2**63)
+        checks.optional_positive_int("eval_every", self.eval_every, below=2**63)
+        if self.eval_episodes is False or self.eval_episodes != 0:
             checks.positive_int("eval_episodes", self.eval_episodes)
         checks.optional_positive_int("data", self.data)
-        whole = isinstance(self.seed, int | np.integer)
-        if isinstance(self.seed, bool) or not whole or not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed {self.seed!r} must be a whole number in [0, 2^32)")
+        checks.seed("seed", self.seed)
         for field in dataclasses.fields(
             self
         ):  # NumPy's would overflow, and are no JSON
@@ -93,6 +93,11 @@ def train(
     for name in settings:
         checks.known("setting", name, [f.name for f in dataclasses.fields(TrainConfig)])
     trainer = Trainer(algorithm, env, TrainConfig(**settings))
+    for callback in checks.sequence("callbacks", callbacks):
+        if not callable(callback):
+            raise ValueError(
+                f"callbacks: {callback!r} must be a function of a Progress"
+            )
     if out is not None:
         callbacks = [RunDirectory(out, trainer.full_description()), *callbacks]
     return trainer.run(callbacks)
@@ -109,6 +114,7 @@ class Trainer:
             _check_instances(env, config.num_envs)
         else:
             checks.environment("env", env)
+        check_shapes(env)
         self.config = config
         self.env = BatchedEnv(env, config.reset, config.pool_size)
         self.algorithm = algorithm
@@ -116,7 +122,13 @@ class Trainer:
         plan = Plan(config.data, config.device)
         self.layout: Layout = plan.settle(algorithm, config.num_envs)
         self.steps_per_update = config.num_envs * algorithm.rollout_length
+        checks.positive_int("num_envs * rollout_length", self.steps_per_update)
         self.total_updates = -(-config.total_steps // self.steps_per_update)
+        if self.total_updates >= 2**31:
+            raise ValueError(
+                f"total_steps {config.total_steps} must make fewer than 2^31 updates; "
+                f"of {self.steps_per_update} steps each it makes {self.total_updates}"
+            )
         self.update = 0
         self.seconds = 0.0
         self.compile_seconds = 0.0
@@ -135,7 +147,9 @@ class Trainer:
         return self.total_updates * self.steps_per_update
 
     def run(self, callbacks: Sequence[Callback] = ()) -> Run:
-        """Train to the end, or until a callback stops it."""
+        """Train to the end, or until a callback stops it. Only once."""
+        if self.update:
+            raise RuntimeError("this Trainer has run; make a new one for another run")
         start = time.perf_counter()
         self._compile()
         self.compile_seconds = time.perf_counter() - start
@@ -151,7 +165,9 @@ class Trainer:
             evaluation = self._evaluate() if self._evaluation_due(len(rows)) else None
             progress = self._progress(rows, evaluation, finished)
             answers = [callback(progress) for callback in callbacks]
-            if not finished and any(answer == STOP for answer in answers):
+            if not finished and any(
+                isinstance(answer, str) and answer == STOP for answer in answers
+            ):
                 finished = True
                 if evaluation is None and self.config.eval_episodes:
                     evaluation = self._evaluate()
@@ -267,6 +283,7 @@ class Trainer:
         with np.errstate(invalid="ignore"):
             means = {k: total / count for k, total in sums.items()}
         updates = np.arange(1, self.update + 1)
+        frames_per_step = self.env.spec.frames_per_step
         return Run(
             algorithm=self.algorithm,
             env=self.env.env,
@@ -275,6 +292,7 @@ class Trainer:
             metrics={
                 "update": updates,
                 "env_steps": updates * self.steps_per_update,
+                "frames": updates * self.steps_per_update * frames_per_step,
                 "episode_count": count,
                 **means,
                 **columns,

@@ -136,7 +136,7 @@ def _curve(
     evaluations = [
         (row["env_steps"], row.get("mean_return"))
         for directory in directories
-        for row in read_rows(directory / "evaluations.jsonl")
+        for row in read_rows(directory / "evaluations.jsonl", ("env_steps",))
     ]
     return Curve(
         env=settings["env_name"],
@@ -173,22 +173,32 @@ def _settings(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flatten(value: Any, name: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {name: value}
-    parts: dict[str, Any] = {}
-    for key, part in value.items():
-        parts |= _flatten(part, f"{name}.{key}" if name else key)
-    return parts
+    """Classes and functions by their bare names, as in "network MLP"."""
+    match value:
+        case {"path": str(path)}:
+            return {name: path.rpartition(":")[2]}
+        case {"type": str(path), **rest}:
+            return {name: path.rpartition(":")[2]} | _flatten(rest, name)
+        case dict():
+            parts: dict[str, Any] = {}
+            for key, part in value.items():
+                parts |= _flatten(part, f"{name}.{key}" if name else key)
+            return parts
+        case list():
+            return {
+                name: ", ".join(str(_flatten(item).get("", item)) for item in value)
+            }
+    return {name: value}
 
 
 def _label(settings: dict[str, Any], kinds: list[dict[str, Any]], runs: int) -> str:
     """The algorithm, and the settings in which the curves of its panel differ."""
     same_env = [kind for kind in kinds if kind["env_name"] == settings["env_name"]]
-    name = settings["algorithm.type"].rpartition(":")[2]
+    name = settings["algorithm"]
     differing = [
         f"{key.rpartition('.')[2]} {value}"
         for key, value in settings.items()
-        if key != "algorithm.type" and any(k.get(key) != value for k in same_env)
+        if key != "algorithm" and any(k.get(key) != value for k in same_env)
     ]
     count = f" ({runs} runs)" if runs > 1 else ""
     return " ".join([name, ", ".join(differing[:4])]).strip() + count

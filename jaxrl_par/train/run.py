@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_par import spaces
+from jaxrl_par import checks, spaces
 from jaxrl_par.envs.batched import BatchedEnv
 from jaxrl_par.envs.wrappers import Instances
 from jaxrl_par.train import checkpoint, step
@@ -24,7 +25,7 @@ FORMAT = 1
 STATE_FILE = Path("checkpoints") / "last.npz"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Run:
     """A finished run, or one loaded from its directory."""
 
@@ -37,6 +38,11 @@ class Run:
     env_steps: int = 0
     seconds: float = 0.0  # of training
     compile_seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        name, env = type(self.algorithm).__name__, self.env.spec.name
+        result = self.evaluation and f", return {self.evaluation.mean_return:.2f}"
+        return f"<Run of {name} on {env}: {self.env_steps:,} steps{result or ''}>"
 
     @property
     def params(self) -> PyTree:
@@ -111,15 +117,17 @@ def load(
         rules: Algorithm = algorithm or rebuild(config["algorithm"], "algorithm")
         world: Environment = env or rebuild(config["env"], "env")
         num_envs: int = config["num_envs"]
+        checks.positive_int("num_envs", num_envs)
+        rules.validate(world.spec, num_envs)
         batched = BatchedEnv(world, config["reset"], config["pool_size"])
+        like = jax.eval_shape(
+            lambda: step.init_state(rules, batched, num_envs, jax.random.key(0))
+        )
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{directory / 'config.json'} is damaged: {type(error).__name__}: {error}"
         ) from error
     kept = {k: v for k, v in config.items() if k not in ("algorithm", "env", "format")}
-    like = jax.eval_shape(
-        lambda: step.init_state(rules, batched, num_envs, jax.random.key(0))
-    )
     state = checkpoint.load(directory / STATE_FILE, like)
     metrics = read_metrics(directory / "metrics.jsonl")
     seconds = metrics.get("seconds", np.zeros(0))
@@ -135,11 +143,11 @@ def load(
     )
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path, needed: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The rows of a file of JSON lines; none if there is no file.
 
     A last line that is not whole (a run killed while it wrote) is left out. Raises
-    ValueError for any other line that is no JSON.
+    ValueError for any other line that is no JSON object with the names `needed`.
     """
     if not path.exists():
         return []
@@ -148,9 +156,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"{row!r} is no object")
+            if missing := [name for name in needed if name not in row]:
+                raise ValueError(f"it has no {', '.join(missing)}")
         except ValueError as error:
             raise ValueError(f"{path} is damaged: line {number}: {error}") from None
+        rows.append(row)
     return rows
 
 
@@ -165,15 +178,20 @@ def read_evaluations(path: Path) -> tuple[tuple[int, Evaluation], ...]:
                 unfinished=row["unfinished"],
             ),
         )
-        for row in read_rows(path)
+        for row in read_rows(path, ("env_steps", "returns", "lengths", "unfinished"))
     )
 
 
 def read_metrics(path: Path) -> dict[str, np.ndarray]:
     """The rows of a metrics file as arrays [updates]; NaN where a row lacks a value."""
-    rows = read_rows(path)
+    rows = read_rows(path, ("update", "env_steps", "episode_count"))
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: np.array([_number(row.get(name)) for row in rows]) for name in names}
+    columns = {name: [_number(row.get(name)) for row in rows] for name in names}
+    for name, column in columns.items():
+        for number, value in enumerate(column, 1):
+            if not isinstance(value, int | float):
+                raise ValueError(f"{path} is damaged: line {number}: {name} {value!r}")
+    return {name: np.array(column) for name, column in columns.items()}
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -39,6 +39,8 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | Path, description: dict[str, Any]) -> None:
+        if not isinstance(path, str | Path):
+            raise ValueError(f"out {path!r} must be a path")
         self.path = Path(path)
         self._description = description | {"commit": commit()}
         self._saved_at: float | None = None  # None: nothing is created yet
@@ -118,6 +120,10 @@ def default_directory(algorithm: str, env: str, seed: int) -> Path:
 
 def check_fresh(path: Path) -> None:
     """Raise ValueError unless `path` is empty or can be made."""
+    try:
+        path.is_dir()
+    except OSError as error:  # a name that is too long
+        raise ValueError(f"out {str(path)!r}: {error.strerror}") from None
     if path.is_dir():
         if any(path.iterdir()):
             raise ValueError(

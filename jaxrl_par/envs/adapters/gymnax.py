@@ -111,6 +111,7 @@ def make(name: str, **parameters: Any) -> Gymnax:
     gymnax = _import_gymnax()
     if name not in gymnax.registered_envs:
         near = difflib.get_close_matches(name, gymnax.registered_envs, cutoff=0.4)
+        near = ", ".join(near or NAMES)
         raise ValueError(f"gymnax has no environment {name!r}; nearest: {near}")
     accepted = _constructor_parameters(name)
     options = {k: v for k, v in parameters.items() if k in accepted}
