@@ -69,6 +69,7 @@ REFUSED = [
         (["plot"], ["run directory"]),
         (["plot", "nowhere"], ["nowhere"]),
         (["plot", ".", "--out", "curves.xyz"], ["curves.xyz", ".png"]),
+        (["--version", "x"], ["--version", "'x'"]),
         (["list", "preset"], ["preset", "presets"]),
         (["train", "ppo", "gymnax:Nope"], ["'Nope'", "Catch-bsuite"]),
         (["doctor", "me"], ["usage", "'me'"]),

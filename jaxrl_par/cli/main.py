@@ -59,6 +59,8 @@ def _dispatch(arguments: list[str]) -> int:
         print(usage())
         return 0 if arguments else 2
     if arguments[0] == "--version":
+        if arguments[1:]:
+            raise ValueError(f"--version takes nothing, not {arguments[1]!r}")
         import jaxrl_par
 
         print(f"jaxrl_par {jaxrl_par.__version__}")
