@@ -52,6 +52,12 @@ def test_short_episodes_are_not_counted_more_often():
     assert (result.mean_return, result.unfinished) == (5.5, 0)
 
 
+def test_a_time_limit_may_be_as_long_as_an_integer_is():
+    """Two episodes an environment: twice the limit would not fit."""
+    result = play(toys.Fate(end=0.5, max_steps=2**31 - 1), 256)
+    assert (result.returns.size, result.unfinished) == (256, 0)
+
+
 def test_every_environment_plays_its_quota(monkeypatch):
     """Twelve episodes in four environments: three each, in order of environment."""
     monkeypatch.setattr(evaluate, "MAX_ENVS", 4)
@@ -122,7 +128,7 @@ def test_number_of_environments_divides_the_episodes():
         assert episodes % number == 0 and number <= evaluate.MAX_ENVS
     assert Evaluator(100).num_envs == 100
     assert Evaluator(1000).num_envs == 125
-    with pytest.raises(ValueError, match="eval_episodes 0 must be at least 1"):
+    with pytest.raises(ValueError, match="eval_episodes 0 must be a whole number"):
         Evaluator(0)
 
 

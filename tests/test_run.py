@@ -84,6 +84,12 @@ def test_evaluate_repeats_and_leaves_the_statistics_alone(run):
     assert one.returns.min() >= 1  # CartPole's own rewards, not the normalised ones
 
 
+@pytest.mark.parametrize(("name", "value"), [("seed", 2**40), ("episodes", 10**9)])
+def test_an_evaluation_that_cannot_be_made_is_refused(run, name, value):
+    with pytest.raises(ValueError, match=f"{name} {value} must be"):
+        run.evaluate(**{name: value})
+
+
 def test_a_run_says_what_it_is_in_one_line(run):
     assert repr(run) == "<Run of PPO on CartPole-v1: 32 steps>"
 

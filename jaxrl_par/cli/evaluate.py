@@ -12,6 +12,7 @@ import tyro
 from jaxrl_par import checks
 from jaxrl_par.cli import flags
 from jaxrl_par.cli.startup import prepare_backend
+from jaxrl_par.train.evaluate import MAX_EPISODES
 from jaxrl_par.train.render import check_gif, play_episode, render
 from jaxrl_par.train.run import load
 
@@ -37,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
     given: Arguments = flags.parse(
         Arguments, argv, "jaxrl-par eval", "Play greedy episodes with a trained agent."
     )
-    checks.positive_int("episodes", given.episodes)
+    checks.positive_int("episodes", given.episodes, MAX_EPISODES)
     checks.seed("seed", given.seed)
     if given.render is not None:
         check_gif(given.render)

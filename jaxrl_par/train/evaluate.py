@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_par import checks
 from jaxrl_par.envs.batched import BatchedEnv, Draws, where
 from jaxrl_par.envs.wrappers import Instances
 from jaxrl_par.types import Algorithm, Array, Key, PyTree
@@ -22,6 +23,8 @@ from jaxrl_par.types import Algorithm, Array, Key, PyTree
 # Environments that play at once, and steps of an episode where there is no limit.
 MAX_ENVS = 128
 MAX_STEPS = 10_000
+# All results of an evaluation are kept: of so many, 128 MiB.
+MAX_EPISODES = 2**24
 
 
 class Evaluation(NamedTuple):
@@ -43,8 +46,7 @@ class Evaluator:
     episodes: int = 100
 
     def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise ValueError(f"eval_episodes {self.episodes} must be at least 1")
+        checks.positive_int("eval_episodes", self.episodes, below=MAX_EPISODES)
 
     @property
     def num_envs(self) -> int:
@@ -97,7 +99,7 @@ def _play(
     pool = env.prepare(start_keys, quota).pool
     env_state, timestep = env.start(jax.tree.map(lambda x: x[0], pool))
     fresh_memory = algorithm.initial_carry(env.spec, num_envs)
-    limit = (env.spec.max_steps or MAX_STEPS) * quota
+    limit = min((env.spec.max_steps or MAX_STEPS) * quota, 2**31 - 1)  # fits int32
     slots = jnp.arange(quota)[:, None]
 
     def step(carry: tuple) -> tuple:

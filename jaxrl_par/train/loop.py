@@ -20,7 +20,7 @@ from jaxrl_par.envs.base import check_shapes
 from jaxrl_par.envs.batched import BatchedEnv, ResetMode
 from jaxrl_par.envs.wrappers import Instances
 from jaxrl_par.train.callbacks import STOP, Callback, Progress, Row
-from jaxrl_par.train.evaluate import Evaluation, Evaluator
+from jaxrl_par.train.evaluate import MAX_EPISODES, Evaluation, Evaluator
 from jaxrl_par.train.plan import (
     Layout,
     Plan,
@@ -63,7 +63,7 @@ class TrainConfig:
         checks.positive_int("total_steps", self.total_steps, below=2**63)
         checks.optional_positive_int("eval_every", self.eval_every, below=2**63)
         if self.eval_episodes is False or self.eval_episodes != 0:
-            checks.positive_int("eval_episodes", self.eval_episodes)
+            checks.positive_int("eval_episodes", self.eval_episodes, MAX_EPISODES)
         checks.optional_positive_int("data", self.data)
         checks.seed("seed", self.seed)
         for field in dataclasses.fields(

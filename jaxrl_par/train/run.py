@@ -70,6 +70,7 @@ class Run:
 
     def evaluate(self, episodes: int = 100, seed: int = 0) -> Evaluation:
         """Play greedy episodes; the same seed gives the same result."""
+        checks.seed("seed", seed)
         env = BatchedEnv(self.env)
         state = local(self.state.algorithm)
         return Evaluator(episodes)(self.algorithm, env, state, jax.random.key(seed))
