@@ -277,6 +277,12 @@ DAMAGE = {
         lambda d: (d / "metrics.jsonl").write_text(f'{ROW[:-1]}, "loss": "low"}}\n'),
         "metrics.jsonl is damaged: line 1: loss 'low'",
     ),
+    "an evaluation of text": (
+        lambda d: (d / "evaluations.jsonl").write_text(
+            '{"env_steps": 1, "returns": ["x"], "lengths": [1], "unfinished": 0}\n'
+        ),
+        "evaluations.jsonl is damaged: could not convert",
+    ),
     "an evaluation of nothing": (
         lambda d: (d / "evaluations.jsonl").write_text('{"a": 1}\n'),
         "evaluations.jsonl is damaged: line 1: it has no env_steps, returns",

@@ -170,17 +170,21 @@ def read_rows(path: Path, needed: Sequence[str] = ()) -> list[dict[str, Any]]:
 
 def read_evaluations(path: Path) -> tuple[tuple[int, Evaluation], ...]:
     """(env_steps, result) of each row of an evaluations file."""
-    return tuple(
-        (
-            row["env_steps"],
-            Evaluation(
-                returns=np.array(row["returns"], np.float32),
-                lengths=np.array(row["lengths"], np.int32),
-                unfinished=row["unfinished"],
-            ),
+    rows = read_rows(path, ("env_steps", "returns", "lengths", "unfinished"))
+    try:
+        return tuple(
+            (
+                row["env_steps"],
+                Evaluation(
+                    returns=np.array(row["returns"], np.float32),
+                    lengths=np.array(row["lengths"], np.int32),
+                    unfinished=row["unfinished"],
+                ),
+            )
+            for row in rows
         )
-        for row in read_rows(path, ("env_steps", "returns", "lengths", "unfinished"))
-    )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def read_metrics(path: Path) -> dict[str, np.ndarray]:
