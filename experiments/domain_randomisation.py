@@ -23,7 +23,7 @@ from bench import common
 
 import jaxrl_par as jp
 from jaxrl_par.cli.startup import prepare_backend
-from jaxrl_par.train.run import write_json
+from jaxrl_par.train.files import write_json
 
 HALF_LENGTHS = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 2.5)  # m; 0.5 is the usual
 

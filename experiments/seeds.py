@@ -22,7 +22,7 @@ import jaxrl_par as jp
 from jaxrl_par.cli.startup import prepare_backend
 from jaxrl_par.presets import preset
 from jaxrl_par.train.plots import interquartile_mean, plot_runs
-from jaxrl_par.train.run import write_json
+from jaxrl_par.train.files import write_json
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,12 @@ from jaxrl_par.networks.actor_critic import CNN, MLP
 from jaxrl_par.presets import Preset, preset
 from jaxrl_par.spaces import Box, Dict, Discrete, MultiDiscrete
 from jaxrl_par.train.callbacks import STOP, Progress
+from jaxrl_par.train.config import TrainConfig
 from jaxrl_par.train.evaluate import Evaluation
-from jaxrl_par.train.loop import TrainConfig, train
+from jaxrl_par.train.guards import DivergedError
+from jaxrl_par.train.loop import train
 from jaxrl_par.train.plan import Plan, use_cpu_cores
+from jaxrl_par.train.resume import resume
 from jaxrl_par.train.run import Run, load
 from jaxrl_par.types import (
     Algorithm,
@@ -42,6 +45,7 @@ __all__ = [
     "Box",
     "Dict",
     "Discrete",
+    "DivergedError",
     "EnvSpec",
     "Environment",
     "Evaluation",
@@ -63,6 +67,7 @@ __all__ = [
     "make",
     "preset",
     "pytree",
+    "resume",
     "static",
     "train",
     "use_cpu_cores",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -55,6 +56,24 @@ def scalar(name: str, value: Any) -> None:
     """One number: not a list or an array of them."""
     if np.ndim(value) or isinstance(value, list | tuple):
         raise ValueError(f"{name} {value!r} must be one number")
+
+
+def path(name: str, value: Any) -> Path:
+    """A path, which is given back as one."""
+    if not isinstance(value, str | Path):
+        raise ValueError(f"{name} {value!r} must be a path")
+    return Path(value)
+
+
+def choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """One of a few words."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} {value!r} must be one of {', '.join(choices)}")
+
+
+def finite(name: str, value: Any) -> None:
+    """A finite number."""
+    _check(name, value, "a finite number", lambda x: x == x)
 
 
 def positive(name: str, value: Any) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from commands import TRAIN, run_here
@@ -18,7 +16,6 @@ from PIL import Image
 
 import jaxrl_par as jp
 from jaxrl_par.cli import main
-from jaxrl_par.cli.interrupt import StopOnSignal
 from jaxrl_par.cli.train import read
 from jaxrl_par.networks.actor_critic import CNN, MLP
 from jaxrl_par.presets import PRESETS
@@ -147,14 +144,16 @@ def test_the_settings_written_are_those_used(trained: tuple[Path, str]) -> None:
 def test_train_leaves_a_whole_directory(trained: tuple[Path, str]) -> None:
     directory, _ = trained
     found = {str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file()}
-    assert found == {
+    states = {name for name in found if name.startswith("checkpoints/")}
+    assert found - states == {
         "config.json",
         "metrics.jsonl",
+        "timing.jsonl",
         "evaluations.jsonl",
         "summary.json",
         "curves.png",
-        "checkpoints/last.npz",
     }
+    assert any(name.endswith("/manifest.json") for name in states)
     with Image.open(directory / "curves.png") as picture:
         assert picture.width > 300
     run = jp.load(directory)
@@ -219,23 +218,6 @@ def test_help_and_version() -> None:
     assert jp.__version__ in run_here("--version")[1]
 
 
-def test_a_signal_stops_in_good_order_and_a_second_one_at_once() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    progress: Any = None
-    with StopOnSignal() as stop:
-        assert stop(progress) is None
-        signal.raise_signal(signal.SIGINT)
-        assert stop(progress) == jp.STOP
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_signal_before_the_first_update_ends_the_run() -> None:
-    with StopOnSignal(), pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-
 def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -296,4 +278,7 @@ def test_there_is_a_row_for_each_update(trained: tuple[Path, str]) -> None:
     lines = (trained[0] / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert [row["update"] for row in rows] == list(range(1, len(rows) + 1))
-    assert rows[-1]["seconds"] > 0
+    timing = (trained[0] / "timing.jsonl").read_text().splitlines()
+    last = json.loads(timing[-1])
+    assert last["seconds"] > 0
+    assert last["update"] == len(rows)

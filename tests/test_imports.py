@@ -25,6 +25,7 @@ ROOMS = {
     "losses": 1,
     "distributions": 1,
     "normalize": 1,
+    "outliers": 1,
     "minibatches": 1,
     "conformance": 1,
     "replay": 1,

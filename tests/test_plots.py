@@ -17,7 +17,7 @@ from jaxrl_par.train import plots
 def write_run(directory: Path, returns: list[float | None], **settings: Any) -> Path:
     """A run directory with one update per return, of 10 steps each."""
     config = {
-        "format": 1,
+        "format": 2,
         "algorithm": {"type": "jaxrl_par.algorithms.ppo:PPO", "fields": {"gamma": 0.9}},
         "env": {"type": "jaxrl_par.envs.cartpole:CartPole", "fields": {}},
         "env_name": "CartPole-v1",

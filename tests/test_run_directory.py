@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 
 import jaxrl_par as jp
-from jaxrl_par.train import run_directory
-from jaxrl_par.train.run_directory import RunDirectory, default_directory
+from jaxrl_par.train import places, run_directory
+from jaxrl_par.train.places import default_directory
+from jaxrl_par.train.run_directory import RunDirectory
 
 ALGORITHM = jp.PPO(
     network=jp.MLP(hidden=(4,)), rollout_length=8, num_epochs=1, num_minibatches=1
@@ -38,11 +40,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, jp.Run]:
 def copy(saved: tuple[Path, jp.Run], tmp_path: Path) -> Path:
     """A copy of the directory, to be damaged."""
     target = tmp_path / "copy"
-    (target / "checkpoints").mkdir(parents=True)
-    for path in saved[0].rglob("*"):
-        if path.is_file():
-            (target / path.relative_to(saved[0])).write_bytes(path.read_bytes())
-    return target
+    return Path(shutil.copytree(saved[0], target, dirs_exist_ok=True))
 
 
 def progress(**changes: Any) -> jp.Progress:
@@ -54,6 +52,11 @@ def progress(**changes: Any) -> jp.Progress:
         compile_seconds=3.0, rows=[row], evaluation=None, finished=False, _state=state,
     )  # fmt: skip
     return dataclasses.replace(base, **changes)
+
+
+def write(path: Path, description: Any = None, **settings: Any) -> RunDirectory:
+    """A directory to be written."""
+    return RunDirectory(path, description or {}, jp.TrainConfig(**settings))
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -85,8 +88,10 @@ def test_load_gives_back_the_run(saved: tuple[Path, jp.Run]) -> None:
     assert loaded.env == run.env
     assert loaded.env_steps == run.env_steps == 104
     assert loaded.seconds == pytest.approx(run.seconds)
+    assert set(loaded.metrics) == set(run.metrics)
     for name, column in run.metrics.items():
-        np.testing.assert_allclose(loaded.metrics[name], column, err_msg=name)
+        np.testing.assert_array_equal(loaded.metrics[name], column, err_msg=name)
+        assert loaded.metrics[name].dtype == column.dtype
     jax.tree.map(np.testing.assert_array_equal, loaded.params, run.params)
     assert [steps for steps, _ in loaded.evaluations] == [48, 96, 104]
     for (_, found), (_, made) in zip(loaded.evaluations, run.evaluations, strict=True):
@@ -122,9 +127,9 @@ def test_a_run_that_a_callback_stops_is_kept(tmp_path: Path) -> None:
 
 def test_nothing_is_created_before_the_first_update(tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
-    directory = RunDirectory(out, {"format": 1})
+    directory = write(out)
     assert not list(tmp_path.iterdir())
-    directory(progress())
+    directory.append(progress())
     assert rows(out / "metrics.jsonl")
     with pytest.raises(ValueError, match="num_envs"):
         jp.train(ALGORITHM, STEADY, out=tmp_path / "c", num_envs=0)
@@ -132,11 +137,11 @@ def test_nothing_is_created_before_the_first_update(tmp_path: Path) -> None:
 
 
 def test_rows_are_on_disk_after_each_call_and_only_appended(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path / "run", {"format": 1})
+    directory = write(tmp_path / "run")
     path = tmp_path / "run" / "metrics.jsonl"
-    directory(progress())
+    directory.append(progress())
     first = path.read_text()
-    directory(progress(update=2))
+    directory.append(progress(update=2))
     assert path.read_text().startswith(first)
     assert len(rows(path)) == 2
 
@@ -144,8 +149,8 @@ def test_rows_are_on_disk_after_each_call_and_only_appended(tmp_path: Path) -> N
 def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
     row = {"update": 1, "env_steps": 8, "episode_count": 0, "loss": float("nan")}
     row |= {"norm": float("inf")}
-    description = {"format": 1, "high": [float("inf"), 1.0]}
-    RunDirectory(tmp_path / "run", description)(progress(rows=[row]))
+    description = {"high": [float("inf"), 1.0]}
+    write(tmp_path / "run", description).append(progress(rows=[row]))
     (found,) = rows(tmp_path / "run" / "metrics.jsonl")
     assert found["loss"] is None
     assert found["norm"] is None
@@ -153,21 +158,38 @@ def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
     assert config["high"] == [None, 1.0]
 
 
-def test_the_state_is_saved_once_in_a_while(
+def test_the_state_is_saved_once_in_a_while_at_the_end_and_at_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr(run_directory.time, "monotonic", lambda: clock[0])
-    directory = RunDirectory(tmp_path / "run", {"format": 1})
-    state = tmp_path / "run" / "checkpoints" / "last.npz"
-    for passed, written in ((0, False), (59, False), (61, True)):
+    directory = write(tmp_path / "run", save_every=60)
+    directory.append(progress())
+    for passed, due in ((0, False), (59, False), (60, True)):
         clock[0] = 100.0 + passed
-        directory(progress())
-        assert state.exists() is written
-    state.unlink()
-    clock[0] += 59
-    directory(progress())
-    assert not state.exists()
+        assert directory.save_due(progress()) is due
+    directory.save(progress())
+    assert not directory.save_due(progress(update=2))
+    assert directory.save_due(progress(update=2, finished=True))
+    for update, value, due in ((3, 5.0, True), (4, 5.0, False), (5, 6.0, True)):
+        result = jp.Evaluation(np.array([value]), np.array([1]), 0)
+        point = progress(update=update, evaluation=result)
+        assert directory.save_due(point) is due
+        if due:
+            directory.save(point)
+    directory.close()
+    found = sorted(int(path.name) for path in (tmp_path / "run/checkpoints").iterdir())
+    assert found == [3, 5]
+    assert write(tmp_path / "other", save_every=0).save_due(progress())
+
+
+def test_a_directory_that_is_written_is_locked(tmp_path: Path) -> None:
+    directory = write(tmp_path / "run")
+    directory.append(progress())
+    with pytest.raises(ValueError, match=r"run' is in use: a process trains in it"):
+        places.Lock(tmp_path / "run")
+    directory.close()
+    places.Lock(tmp_path / "run").release()
 
 
 @pytest.mark.parametrize(
@@ -196,23 +218,22 @@ def test_a_place_that_cannot_be_used_is_refused_by_name(
 
 
 def test_an_empty_directory_is_used(tmp_path: Path) -> None:
-    RunDirectory(tmp_path, {"format": 1})(progress())
+    write(tmp_path).append(progress())
     assert (tmp_path / "config.json").exists()
 
 
 def test_a_place_taken_meanwhile_is_refused(tmp_path: Path) -> None:
-    one = RunDirectory(tmp_path / "run", {"format": 1})
-    two = RunDirectory(tmp_path / "run", {"format": 1})
-    one(progress())
+    one, two = write(tmp_path / "run"), write(tmp_path / "run")
+    one.append(progress())
     with pytest.raises(ValueError, match="not empty"):
-        two(progress())
+        two.append(progress())
 
 
 def test_default_directories_are_new_and_say_what_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_directory.time, "strftime", lambda _: "now")
+    monkeypatch.setattr(places.time, "strftime", lambda _: "now")
     first = default_directory("ppo", "gymnax:Catch-bsuite", 3)
     assert first == Path("runs/gymnax-Catch-bsuite-ppo-seed3-now")
     first.mkdir(parents=True)
@@ -258,11 +279,7 @@ DAMAGE = {
     "odd algorithm": (_spoil_config("algorithm", {"x": 1}), "damaged"),
     "odd reset": (_spoil_config("reset", "never"), "never"),
     "foreign env": (_spoil_config("env", {"type": "mine:E", "fields": {}}), "mine:E"),
-    "no state": (lambda d: (d / "checkpoints" / "last.npz").unlink(), "last.npz"),
-    "half a state": (
-        lambda d: (d / "checkpoints" / "last.npz").write_bytes(b"PK12"),
-        "last.npz",
-    ),
+    "no state": (lambda d: shutil.rmtree(d / "checkpoints"), "checkpoints can be used"),
     "other sizes": (_spoil_config("num_envs", 2), "expected"),
     "num_envs as text": (_spoil_config("num_envs", "4"), "num_envs '4' must be"),
     "broken row": (

@@ -27,7 +27,7 @@ def _updates(env, key, num_envs, number, length):
     algorithm, batched = toys.Tally(rollout_length=length), BatchedEnv(env)
 
     def one(state, _):
-        state, metrics = step.train_step(
+        state, metrics, _ = step.train_step(
             algorithm, batched, state, jnp.float32(number), ()
         )
         return state, (metrics, state.algorithm.last)
@@ -114,7 +114,7 @@ def three_seeds():
 
     def chunk(state, count):
         total = jnp.float32(UPDATES)
-        return step.chunk(algorithm, env, state, total, count, 7, ())
+        return step.chunk(algorithm, env, state, total, count, 7, ())[:2]
 
     chunk = jax.jit(jax.vmap(chunk, (0, None)))
 
@@ -202,7 +202,7 @@ def test_a_step_returns_the_types_it_takes(algorithm, env, reset):
     before = jax.eval_shape(
         lambda key: step.init_state(algorithm, batched, 8, key), jax.random.key(0)
     )
-    after, metrics = jax.eval_shape(
+    after, metrics, _ = jax.eval_shape(
         lambda state: step.train_step(algorithm, batched, state, jnp.float32(9), ()),
         before,
     )
@@ -220,7 +220,7 @@ def test_a_chunk_of_none_changes_nothing():
     @toys.quick_jit
     def nothing(key):
         state = step.init_state(algorithm, env, 4, key)
-        after, table = step.chunk(
+        after, table, _ = step.chunk(
             algorithm, env, state, jnp.float32(5), jnp.int32(0), 3, ()
         )
         return state, after, table

@@ -258,7 +258,7 @@ def _trained(algorithm, env, key, updates, num_envs, rows):
     batched = BatchedEnv(env)
     state = step.init_state(algorithm, batched, num_envs, key)
     total = updates.astype(jnp.float32)
-    return step.chunk(algorithm, batched, state, total, updates, rows, ())
+    return step.chunk(algorithm, batched, state, total, updates, rows, ())[:2]
 
 
 def trained(

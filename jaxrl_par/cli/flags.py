@@ -83,11 +83,12 @@ def group(
     helps: Mapping[str, str],
     choices: Mapping[str, tuple[str, ...]] | None = None,
     aliases: Mapping[str, str] | None = None,
+    only: Sequence[str] | None = None,
 ) -> type:
     """A dataclass with a flag for every plain field of the dataclass `defaults`.
 
     Its values are the flags' defaults. Fields that are not numbers, words or tuples
-    of them (networks, functions, arrays) have no flag.
+    of them (networks, functions, arrays) have no flag, nor, with `only`, others.
     """
     hints = typing.get_type_hints(type(defaults))
     fields = []
@@ -95,7 +96,8 @@ def group(
         hint = hints[field.name]
         if choices and field.name in choices:
             hint = typing.Literal[choices[field.name]]
-        if field.init and _plain(hint):
+        wanted = only is None or field.name in only
+        if wanted and field.init and _plain(hint):
             alias = (aliases or {}).get(field.name)
             flag = tyro.conf.arg(
                 help=helps.get(field.name), aliases=[alias] if alias else None

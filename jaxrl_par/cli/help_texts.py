@@ -10,6 +10,14 @@ RUN = {
     "pool_size": "starts per environment and rollout, for --reset pool",
     "data": "devices to split the environments over (None: as many as pay)",
     "device": "a demand: without such a device the run is refused",
+    "stop_at_return": "end at the first evaluation whose mean return reaches it",
+    "max_seconds": "end this process's part of the run after so long",
+    "on_nonfinite": "what becomes of an update with numbers that are not finite: "
+    "stop before it; skip it; or go back to the last checkpoint with another key",
+    "max_rollbacks": "how often, for --on-nonfinite rollback",
+    "chunk_seconds": "between looks at the run: shown, stopped, saved",
+    "save_every": "seconds between checkpoints (0: at every look)",
+    "keep_checkpoints": "newest checkpoints that are kept, beside the best",
 }
 
 ALGORITHM = {
@@ -34,6 +42,9 @@ ALGORITHM = {
     "normalize_reward": "by the running deviation of the discounted return",
     "squash": "tanh-squashed actions, for a Box of actions",
     "microbatch_size": "samples of a partial gradient, to save memory (None: all)",
+    "outliers": "drop or clip transitions with values far off (None: as they are)",
+    "outlier_bound": "how far, in spreads (1 % to 99 % quantile) from the median",
+    "outlier_spread": "the least spread; rare rewards of its size are kept",
 }
 
 NETWORK = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from jaxrl_par import checks
@@ -12,6 +13,7 @@ from jaxrl_par import checks
 # Each is a function of its arguments in the module of that name; imported when used.
 COMMANDS = {
     "train": ("train", "train an agent"),
+    "resume": ("resume", "go on with a run, to the bit"),
     "eval": ("evaluate", "play greedy episodes with a trained agent"),
     "plot": ("plot", "draw learning curves of one or more runs"),
     "list": ("catalogue", "algorithms, environments and presets"),
@@ -22,8 +24,14 @@ _EXAMPLES = """
 examples:
   jaxrl-par train ppo CartPole-v1 --seed 0
   jaxrl-par train ppo CartPole-v1 --num-envs 2048 --total-steps 1e6 --out runs/mine
+  jaxrl-par resume runs/mine
   jaxrl-par eval runs/mine --episodes 100 --render run.gif
   jaxrl-par plot runs/mine --out curves.png
+
+exit status:
+  0 done; 2 a mistake in arguments, files or installation; 3 training met numbers that
+  are not finite. Saved, and `jaxrl-par resume RUN` goes on: 75 --max-seconds are spent,
+  130 interrupted (SIGINT), 143 terminated (SIGTERM).
 
 `jaxrl-par COMMAND --help` says more. JAXRL_PAR_TRACEBACK=1 shows where in the code a
 mistake was noticed.
@@ -31,14 +39,15 @@ mistake was noticed.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status.
+    """Run a command; returns the exit status (see `usage`).
 
-    0: done. 2: something in the arguments, files or installation is wrong (one
-    message, on stderr). 130: interrupted.
+    A mistake gives one message, on stderr.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            return _dispatch(arguments)
     except SystemExit as end:  # from the parser, which has printed its message
         return end.code if isinstance(end.code, int) else 1
     except KeyboardInterrupt:
@@ -47,11 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, ImportError, OSError, FloatingPointError) as error:
         if os.environ.get("JAXRL_PAR_TRACEBACK"):
             raise
         print(f"jaxrl-par: error: {error}", file=sys.stderr)
-        return 2
+        return 3 if isinstance(error, FloatingPointError) else 2
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -68,6 +77,10 @@ def _dispatch(arguments: list[str]) -> int:
     checks.known("command", arguments[0], COMMANDS)
     module = importlib.import_module(f"jaxrl_par.cli.{COMMANDS[arguments[0]][0]}")
     return module.run(arguments[1:])
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print(f"jaxrl-par: warning: {message}", file=sys.stderr, flush=True)
 
 
 def usage() -> str:

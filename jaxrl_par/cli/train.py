@@ -13,16 +13,16 @@ import tyro
 
 from jaxrl_par import checks, networks
 from jaxrl_par.algorithms.ppo import PPO
-from jaxrl_par.cli import flags, help_texts
-from jaxrl_par.cli.interrupt import StopOnSignal
+from jaxrl_par.cli import flags, help_texts, session
 from jaxrl_par.cli.startup import prepare_backend
 from jaxrl_par.envs.registry import make
 from jaxrl_par.networks.activations import ACTIVATIONS
 from jaxrl_par.presets import ALGORITHMS, NETWORKS, PRESETS, Preset
-from jaxrl_par.train.display import Display
-from jaxrl_par.train.loop import TrainConfig, Trainer
+from jaxrl_par.train.config import TrainConfig
+from jaxrl_par.train.loop import Trainer
+from jaxrl_par.train.places import default_directory
 from jaxrl_par.train.plan import PLATFORMS
-from jaxrl_par.train.run_directory import RunDirectory, default_directory
+from jaxrl_par.train.run_directory import RunDirectory
 from jaxrl_par.types import Environment, Key, PyTree
 
 _ALIASES = {"learning_rate": "--lr"}
@@ -46,6 +46,7 @@ class Choices:
     env: Environment
     config: TrainConfig
     out: Path | None
+    log: tuple[str, ...]  # names of loggers
     source: str  # where the settings come from
     changed: dict[str, Any]  # flags that differ from there
     physics: dict[str, Any]  # parameters of the environment that do
@@ -63,14 +64,10 @@ def run(argv: Sequence[str]) -> int:
     check_physics(choices.env, choices.physics)
     trainer = Trainer(choices.algorithm, choices.env, config)
     out = choices.out or default_directory(*choices.names, config.seed)
-    directory = RunDirectory(out, trainer.full_description())
+    description = trainer.full_description() | {"log": choices.log}
+    directory = RunDirectory(out, description, config)
     title = f"{choices.names[0]} on {choices.names[1]}, seed {config.seed}"
-    display = Display()
-    display.start(title, _facts(choices, trainer))
-    with display, StopOnSignal() as stop:
-        trained = trainer.run([directory, display, stop])
-    display.result(trained, directory.path)
-    return 130 if stop.signalled else 0
+    return session.go(title, _facts(choices, trainer), trainer, directory, choices.log)
 
 
 def read(argv: Sequence[str]) -> Choices:
@@ -108,6 +105,7 @@ def read(argv: Sequence[str]) -> Choices:
         env=make(names[1], **physics) if physics else env,
         config=TrainConfig(**vars(parsed.run)),
         out=parsed.out,
+        log=parsed.log,
         source=source,
         changed=changed,
         physics=physics,
@@ -170,6 +168,7 @@ def _flags(start: Preset, network: Any, env: Environment) -> type:
     out = tyro.conf.arg(help="the run's directory, fresh (None: a new one in runs/)")
     fields = [
         ("out", Annotated[Path | None, out], None),
+        ("log", session.Log, ()),
         ("network", Annotated[kinds, tyro.conf.arg(help="the kind of network")], name),
         *((key, Annotated[kind, flat], kind()) for key, kind in groups.items()),
         ("env", kind := flags.group("Physics", physics, {}), kind()),

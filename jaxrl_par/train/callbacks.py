@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,16 @@ from jaxrl_par.types import PyTree, TrainState
 Row = dict[str, float | int]
 
 
-# What a callback returns to end the run after this call.
-STOP = "stop"
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """What a callback returns to end the run after this call, and why."""
+
+    reason: str
+    evaluate: bool = False  # once more, at the end
+
+
+# The answer of a user's callback.
+STOP = Stop("a callback", evaluate=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +36,14 @@ class Progress:
     env_steps: int
     frames: int  # env_steps times the action repeat
     total_steps: int
-    seconds: float  # of training, compilation apart
+    seconds: float  # of training, compilation apart, over all processes of a run
     compile_seconds: float
     rows: list[Row]  # one for each update since the last call
     evaluation: Evaluation | None  # if one was made at this point
     finished: bool
     _state: TrainState = dataclasses.field(repr=False)
+    reason: str | None = None  # why a run ended before its total
+    rollbacks: int = 0  # so far, after numbers that were not finite
 
     @property
     def metrics(self) -> Row:
@@ -60,3 +71,28 @@ def _copy(name: str, tree: PyTree) -> PyTree:
 
 
 Callback = Callable[[Progress], Any]
+
+
+class TimeBudget:
+    """A callback that stops a run `seconds` after it was made."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def __call__(self, progress: Progress) -> Stop | None:
+        """Stop, once the time is up."""
+        return Stop("max_seconds") if time.monotonic() >= self._end else None
+
+
+@dataclasses.dataclass(frozen=True)
+class ReturnReached:
+    """A callback that stops a run once an evaluation's mean return is high enough."""
+
+    target: float
+
+    def __call__(self, progress: Progress) -> Stop | None:
+        """Stop, at an evaluation that reaches the target."""
+        evaluation = progress.evaluation
+        if evaluation is not None and evaluation.mean_return >= self.target:
+            return Stop("stop_at_return")
+        return None

@@ -94,6 +94,12 @@ class Display:
             )
         if evaluation is not None and evaluation.unfinished:
             self._print(f"  {'':10}{evaluation.unfinished} episodes did not end")
+        skipped = int(run.metrics.get("skipped", np.zeros(1)).sum())
+        if skipped:
+            self._print(f"  {'skipped':10}{skipped:,} updates that were not finite")
+        if run.reason is not None:
+            more = f"; jaxrl-par resume {directory} goes on" if directory else ""
+            self._print(f"  {'stopped':10}{run.reason}{more}")
         if directory is not None:
             self._print(f"  {'run':10}{directory}")
 

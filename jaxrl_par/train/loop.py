@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
-import platform
 import time
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,23 @@ import numpy as np
 
 from jaxrl_par import checks
 from jaxrl_par.envs.base import check_shapes
-from jaxrl_par.envs.batched import BatchedEnv, ResetMode
+from jaxrl_par.envs.batched import BatchedEnv
 from jaxrl_par.envs.wrappers import Instances
-from jaxrl_par.train.callbacks import STOP, Callback, Progress, Row
-from jaxrl_par.train.evaluate import MAX_EPISODES, Evaluation, Evaluator
+from jaxrl_par.train import guards
+from jaxrl_par.train.callbacks import (
+    Callback,
+    Progress,
+    ReturnReached,
+    Row,
+    Stop,
+    TimeBudget,
+)
+from jaxrl_par.train.checkpoints import Checkpoints
+from jaxrl_par.train.config import TrainConfig
+from jaxrl_par.train.evaluate import Evaluation, Evaluator
+from jaxrl_par.train.guards import DivergedError
+from jaxrl_par.train.history import History, read_metrics
+from jaxrl_par.train.places import versions
 from jaxrl_par.train.plan import (
     Layout,
     Plan,
@@ -28,50 +41,14 @@ from jaxrl_par.train.plan import (
     enable_compilation_cache,
     local,
 )
-from jaxrl_par.train.run import Run, full_description
+from jaxrl_par.train.run import Run, full_description, read_evaluations
 from jaxrl_par.train.run_directory import RunDirectory
 from jaxrl_par.types import Algorithm, Environment, TrainState
 
-# Most updates in one call, and the time that a call should take.
+# Most updates in one call.
 CHUNK_ROWS = 256
-CHUNK_SECONDS = 0.5
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainConfig:
-    """Settings of a run, beside the algorithm's and the environment's.
-
-    `total_steps` (environment steps over all environments) is rounded up to whole
-    updates. `eval_every` steps, at the next end of an update, `eval_episodes` greedy
-    episodes are played (None: only at the end; `eval_episodes` 0: never). `reset`
-    and `pool_size` are `BatchedEnv`'s. `data` and `device` are `Plan`'s.
-    """
-
-    num_envs: int = 64
-    total_steps: int = 500_000
-    seed: int = 0
-    eval_every: int | None = None
-    eval_episodes: int = 100
-    reset: ResetMode = "pool"
-    pool_size: int = 8
-    data: int | None = None
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        for name in ("num_envs", "pool_size"):
-            checks.positive_int(name, getattr(self, name))
-        checks.positive_int("total_steps", self.total_steps, below=2**63)
-        checks.optional_positive_int("eval_every", self.eval_every, below=2**63)
-        if self.eval_episodes is False or self.eval_episodes != 0:
-            checks.positive_int("eval_episodes", self.eval_episodes, MAX_EPISODES)
-        checks.optional_positive_int("data", self.data)
-        checks.seed("seed", self.seed)
-        for field in dataclasses.fields(
-            self
-        ):  # NumPy's would overflow, and are no JSON
-            value = getattr(self, field.name)
-            if isinstance(value, np.integer):
-                object.__setattr__(self, field.name, int(value))
+# A run that skips so many updates in a row learns nothing any more.
+MAX_SKIPS = 100
 
 
 def train(
@@ -84,30 +61,48 @@ def train(
 ) -> Run:
     """Train `algorithm` on `env`; `settings` are the fields of `TrainConfig`.
 
-    With `out`, a fresh or empty directory, all of the run is kept there (`load`).
+    With `out`, a fresh or empty directory, all of the run is kept there (`load`), and
+    it can go on after whatever ends it (`resume`).
 
     Every callback is called with a `Progress` after each call of the compiled loop
     (about twice a second) and may return STOP. Raises ValueError, before anything is
-    compiled, for a setting that cannot work.
+    compiled, for a setting that cannot work; DivergedError for numbers that are not
+    finite, as `on_nonfinite` says.
     """
     for name in settings:
         checks.known("setting", name, [f.name for f in dataclasses.fields(TrainConfig)])
-    trainer = Trainer(algorithm, env, TrainConfig(**settings))
+    config = TrainConfig(**settings)
+    trainer = Trainer(algorithm, env, config)
+    check_callbacks(callbacks)
+    if out is not None:
+        directory = RunDirectory(out, trainer.full_description(), config)
+        return trainer.run(callbacks, directory)
+    if config.on_nonfinite == "rollback":
+        raise ValueError("on_nonfinite 'rollback' needs `out`, where checkpoints are")
+    return trainer.run(callbacks)
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Raise ValueError unless it is a sequence of functions."""
     for callback in checks.sequence("callbacks", callbacks):
         if not callable(callback):
             raise ValueError(
                 f"callbacks: {callback!r} must be a function of a Progress"
             )
-    if out is not None:
-        callbacks = [RunDirectory(out, trainer.full_description()), *callbacks]
-    return trainer.run(callbacks)
 
 
 class Trainer:
-    """A run under way: the compiled program, the state and the counts."""
+    """A run under way: the compiled program, the state and the counts.
+
+    `devices` is how many to use where `config.data` leaves it open.
+    """
 
     def __init__(
-        self, algorithm: Algorithm, env: Environment | Instances, config: TrainConfig
+        self,
+        algorithm: Algorithm,
+        env: Environment | Instances,
+        config: TrainConfig,
+        devices: int | None = None,
     ) -> None:
         checks.algorithm("algorithm", algorithm)
         if isinstance(env, Instances):
@@ -119,11 +114,11 @@ class Trainer:
         self.env = BatchedEnv(env, config.reset, config.pool_size)
         self.algorithm = algorithm
         algorithm.validate(env.spec, config.num_envs)
-        plan = Plan(config.data, config.device)
+        plan = Plan(config.data or devices, config.device)
         self.layout: Layout = plan.settle(algorithm, config.num_envs)
         self.steps_per_update = config.num_envs * algorithm.rollout_length
         checks.positive_int("num_envs * rollout_length", self.steps_per_update)
-        self.total_updates = -(-config.total_steps // self.steps_per_update)
+        self.total_updates = self._updates(config.total_steps)
         if self.total_updates >= 2**31:
             raise ValueError(
                 f"total_steps {config.total_steps} must make fewer than 2^31 updates; "
@@ -132,8 +127,13 @@ class Trainer:
         self.update = 0
         self.seconds = 0.0
         self.compile_seconds = 0.0
-        self.tables: list[dict[str, np.ndarray]] = []
+        self.rollbacks = 0
+        self.history = History(self.steps_per_update, env.spec.frames_per_step)
         self.evaluations: list[tuple[int, Evaluation]] = []
+        self.processes: list[Any] = []  # descriptions of those before this one
+        self._skips = 0  # in a row
+        self._warned = False  # of one
+        self._restored = self._ran = False
         enable_compilation_cache()
 
     @property
@@ -146,58 +146,108 @@ class Trainer:
         """Environment steps of the whole run."""
         return self.total_updates * self.steps_per_update
 
-    def run(self, callbacks: Sequence[Callback] = ()) -> Run:
+    def restore(self, checkpoints: Checkpoints) -> None:
+        """Go on from the newest checkpoint that is whole, instead of from the start.
+
+        Raises ValueError if there is none, if it does not fit, or if it is beyond
+        `total_steps`.
+        """
+        self.state, facts = checkpoints.load(self._program.shapes)
+        self.update = facts["update"]
+        self.seconds = max(self.seconds, facts["seconds"])
+        self.rollbacks = max(self.rollbacks, facts["rollbacks"])
+        self._restored = True
+        if self.update > self.total_updates:
+            raise ValueError(
+                f"total_steps {self.config.total_steps} must be at least the "
+                f"{self.env_steps} that are done"
+            )
+
+    def run(
+        self, callbacks: Sequence[Callback] = (), directory: RunDirectory | None = None
+    ) -> Run:
         """Train to the end, or until a callback stops it. Only once."""
-        if self.update:
+        if self._ran:
             raise RuntimeError("this Trainer has run; make a new one for another run")
+        self._ran = True
+        try:
+            return self._run([*self._rules(), *callbacks], directory)
+        finally:
+            if directory is not None:
+                directory.close()
+
+    def _run(self, callbacks: list[Callback], directory: RunDirectory | None) -> Run:
         start = time.perf_counter()
-        self._compile()
+        if self.update < self.total_updates:
+            self._compile()
         self.compile_seconds = time.perf_counter() - start
-        chunk = 1
-        finished = False
-        while not finished:
+        if directory is not None and self._restored:
+            self._rewind(directory)
+        elif directory is not None and self.config.on_nonfinite == "rollback":
+            directory.save(self._progress([]))  # to have where to go back to
+        chunk, stop = 1, None
+        while stop is None and self.update < self.total_updates:
             begin = time.perf_counter()
-            rows = self._chunk(min(chunk, self._until_boundary()))
+            rows, fault = self._chunk(min(chunk, self._until_boundary()))
             elapsed = time.perf_counter() - begin
             self.seconds += elapsed
-            chunk = max(1, min(CHUNK_ROWS, int(CHUNK_SECONDS * len(rows) / elapsed)))
-            finished = self.update == self.total_updates
-            evaluation = self._evaluate() if self._evaluation_due(len(rows)) else None
-            progress = self._progress(rows, evaluation, finished)
-            answers = [callback(progress) for callback in callbacks]
-            if not finished and any(
-                isinstance(answer, str) and answer == STOP for answer in answers
-            ):
-                finished = True
-                if evaluation is None and self.config.eval_episodes:
-                    evaluation = self._evaluate()
-                for callback in callbacks:
-                    callback(self._progress([], evaluation, finished))
-        return self._result()
+            pace = self.config.chunk_seconds / elapsed
+            chunk = max(1, min(CHUNK_ROWS, int(pace * len(rows))))
+            if fault is None:
+                evaluation = self._evaluate() if self._due(len(rows)) else None
+                progress = self._progress(rows, evaluation)
+                stop = self._report(progress, callbacks, directory)
+            elif directory is not None and self._may_roll_back:
+                self._roll_back(fault, directory)
+            else:
+                self._diverge(fault, rows, callbacks, directory)
+        if self.update == self.total_updates:
+            stop = None
+        return self._end(stop, callbacks, directory)
+
+    @property
+    def _may_roll_back(self) -> bool:
+        config = self.config
+        left = self.rollbacks < config.max_rollbacks
+        return config.on_nonfinite == "rollback" and left
+
+    def _rules(self) -> list[Callback]:
+        """Callbacks that the settings ask for."""
+        config = self.config
+        budget, target = config.max_seconds, config.stop_at_return
+        rules: list[Callback] = [] if budget is None else [TimeBudget(budget)]
+        return rules if target is None else [*rules, ReturnReached(target)]
+
+    @cached_property
+    def _program(self) -> Program:
+        config = self.config
+        return self.layout.program(
+            *(self.algorithm, self.env, config.num_envs, CHUNK_ROWS),
+            config.on_nonfinite,
+        )
 
     def _compile(self) -> None:
-        """Lower, compile and place; the state is made on the devices.
+        """Lower, compile and place; the state is made on the devices, or restored.
 
         XLA compiles in a thread, while the next program is traced in this one.
         """
-        config = self.config
-        program: Program = self.layout.program(
-            self.algorithm, self.env, config.num_envs, CHUNK_ROWS
-        )
+        config, program = self.config, self._program
         key, self._eval_key = jax.random.split(jax.random.key(config.seed))
         self._args = program.place((self.algorithm, self.env))
         self._total = program.place(jnp.float32(self.total_updates))
-        self._place = program.place
         one = program.place(jnp.int32(1))
         with ThreadPoolExecutor() as compiler:
-            lowered = program.init.lower(program.place(key), *self._args)
-            init = compiler.submit(lowered.compile)
+            init: Any = None
+            if not self._restored:
+                lowered = program.init.lower(program.place(key), *self._args)
+                init = compiler.submit(lowered.compile)
             chunk = compiler.submit(
                 program.chunk.lower(
                     program.shapes, *self._args, self._total, one
                 ).compile
             )
-            self.state: TrainState = init.result()(program.place(key), *self._args)
+            if init is not None:
+                self.state: TrainState = init.result()(program.place(key), *self._args)
             if config.eval_episodes:
                 algorithm, env, state = local((*self._args, self.state.algorithm))
                 self._evaluator = Evaluator(config.eval_episodes).compile(
@@ -205,32 +255,37 @@ class Trainer:
                 )
             self._call = chunk.result()
 
-    def _chunk(self, updates: int) -> list[Row]:
-        count = self._place(jnp.int32(updates))
-        self.state, table = self._call(self.state, *self._args, self._total, count)
-        table = {k: np.asarray(v)[:updates] for k, v in jax.device_get(table).items()}
-        self.tables.append(table)
-        first = self.update + 1
-        self.update += updates
-        return [self._row(table, i, first + i) for i in range(updates)]
+    def _chunk(self, updates: int) -> tuple[list[Row], str | None]:
+        """Make updates: their rows, and what was not finite in the next, if so."""
+        count = self._program.place(jnp.int32(updates))
+        self.state, table, ended = self._call(
+            self.state, *self._args, self._total, count
+        )
+        table, (made, faults) = jax.device_get((table, ended))
+        made, first = int(made), self.update + 1
+        self.update += made
+        rows = self.history.add(first, {k: v[:made] for k, v in table.items()})
+        if made < updates:
+            failed = {name: float(column[made]) for name, column in table.items()}
+            words = guards.describe(faults, failed, self.config.num_envs)
+            return rows, f"update {self.update + 1:,}: not finite: {words}"
+        return rows, self._count_skips(rows)
 
-    def _row(self, table: dict[str, np.ndarray], index: int, update: int) -> Row:
-        """One update's metrics; no episode's value where no episode ended."""
-        steps = update * self.steps_per_update
-        row: Row = {
-            "update": update,
-            "env_steps": steps,
-            "frames": steps * self.env.spec.frames_per_step,
-        }
-        values = {name: float(column[index]) for name, column in table.items()}
-        returns = values.pop("episode_return_sum")
-        lengths = values.pop("episode_length_sum")
-        count = int(values.pop("episode_count"))
-        row["episode_count"] = count
-        if count:
-            row["episode_return"] = returns / count
-            row["episode_length"] = lengths / count
-        return row | values
+    def _count_skips(self, rows: list[Row]) -> str | None:
+        """Warn of the first update that was skipped; too many in a row are a fault."""
+        for row in rows:
+            self._skips = self._skips + 1 if row.get("skipped") else 0
+            if not self._skips:
+                continue
+            words = guards.describe_skipped(row, self.config.num_envs)
+            message = f"update {row['update']:,}: not finite: {words}"
+            if self._skips >= MAX_SKIPS:
+                return f"{message}; {MAX_SKIPS} updates in a row were skipped"
+            if not self._warned:
+                self._warned = True
+                rule = "it was skipped (more such updates are counted, not named)"
+                warnings.warn(f"{message}; {rule}", stacklevel=2)
+        return None
 
     def _until_boundary(self) -> int:
         """Updates until the next evaluation or the end."""
@@ -239,17 +294,23 @@ class Trainer:
         if not every:
             return left
         next_steps = (self.env_steps // every + 1) * every
-        return min(left, -(-(next_steps - self.env_steps) // self.steps_per_update))
+        return min(left, self._updates(next_steps - self.env_steps))
 
-    def _evaluation_due(self, updates: int) -> bool:
-        """Whether the last updates ended the run or crossed a multiple of it."""
-        if self.config.eval_episodes == 0:
-            return False
-        if self.update == self.total_updates:
-            return True
-        every = self.config.eval_every
-        before = self.env_steps - updates * self.steps_per_update
-        return bool(every) and self.env_steps // every > before // every
+    def _updates(self, steps: int) -> int:
+        """So many steps, rounded up to updates."""
+        return -(-steps // self.steps_per_update)
+
+    def _crosses(self, update: int, updates: int = 1) -> bool:
+        """Whether the last so many updates crossed a multiple of `eval_every`."""
+        every, steps = self.config.eval_every, self.steps_per_update
+        before = (update - updates) * steps
+        return bool(every) and update * steps // every > before // every
+
+    def _due(self, updates: int) -> bool:
+        """Whether, after so many updates, it is time for an evaluation."""
+        ended = self.update == self.total_updates
+        crossed = self._crosses(self.update, updates)
+        return self.config.eval_episodes > 0 and (ended or crossed)
 
     def _evaluate(self) -> Evaluation:
         algorithm, env, state = local((*self._args, self.state.algorithm))
@@ -258,8 +319,90 @@ class Trainer:
         self.evaluations.append((self.env_steps, evaluation))
         return evaluation
 
+    def _report(
+        self,
+        progress: Progress,
+        callbacks: Sequence[Callback],
+        directory: RunDirectory | None,
+    ) -> Stop | None:
+        """Write what is new and call the callbacks; the first that asks for an end."""
+        if directory is not None:
+            directory.append(progress)
+            if directory.save_due(progress):
+                directory.save(progress)
+        try:
+            answers = [callback(progress) for callback in callbacks]
+        except BaseException:  # a callback's fault costs no training
+            if directory is not None:
+                directory.save(progress)
+            raise
+        return next((answer for answer in answers if isinstance(answer, Stop)), None)
+
+    def _end(
+        self,
+        stop: Stop | None,
+        callbacks: Sequence[Callback],
+        directory: RunDirectory | None,
+    ) -> Run:
+        """The result, after what was asked for while it was made has been done."""
+        evaluation = self.evaluations[-1][1] if self._evaluated() else None
+        progress = self._progress([], evaluation, stop)
+        if stop is not None:
+            if directory is not None:  # first what must not be lost
+                directory.save(progress)
+            if stop.evaluate and self.config.eval_episodes and evaluation is None:
+                progress = self._progress([], self._evaluate(), stop)
+            self._report(progress, callbacks, directory)
+        if directory is not None:
+            directory.finish(progress)
+        return self._result(stop)
+
+    def _evaluated(self) -> bool:
+        return bool(self.evaluations) and self.evaluations[-1][0] == self.env_steps
+
+    def _diverge(
+        self,
+        fault: str,
+        rows: list[Row],
+        callbacks: Sequence[Callback],
+        directory: RunDirectory | None,
+    ) -> NoReturn:
+        """End with the state before the faulty update, and say so."""
+        if rows:
+            self._report(self._progress(rows), callbacks, directory)
+        run = self._end(Stop(fault), callbacks, directory)
+        where = "" if directory is None else f"; {directory.path} holds what was before"
+        raise DivergedError(fault + where, run)
+
+    def _roll_back(self, fault: str, directory: RunDirectory) -> None:
+        """Go on from the last checkpoint, with another key."""
+        self.rollbacks += 1
+        self.restore(directory.checkpoints)
+        self._rewind(directory)
+        # Beyond the numbers of updates, which are folded into the key too.
+        key = jax.random.fold_in(self.state.key, ~np.uint32(self.rollbacks))
+        key = jax.device_put(key, self.state.key.sharding)
+        self.state = dataclasses.replace(self.state, key=key)
+        count = f"{self.rollbacks} of at most {self.config.max_rollbacks}"
+        rule = f"rolled back to update {self.update:,} ({count})"
+        warnings.warn(f"{fault}; {rule}", stacklevel=2)
+
+    def _rewind(self, directory: RunDirectory) -> None:
+        """Have the directory, and what is kept of it here, end where the state does."""
+        totals = [self._updates(x["total_steps"]) for x in self.processes]
+
+        def scheduled(update: int) -> bool:
+            return update in totals or self._crosses(update)
+
+        directory.rewind(self.update, scheduled)
+        self.history.restart(read_metrics(directory.path / "metrics.jsonl"))
+        self.evaluations = list(read_evaluations(directory.path / "evaluations.jsonl"))
+
     def _progress(
-        self, rows: list[Row], evaluation: Evaluation | None, finished: bool
+        self,
+        rows: list[Row],
+        evaluation: Evaluation | None = None,
+        stop: Stop | None = None,
     ) -> Progress:
         return Progress(
             update=self.update,
@@ -270,37 +413,24 @@ class Trainer:
             compile_seconds=self.compile_seconds,
             rows=rows,
             evaluation=evaluation,
-            finished=finished,
+            finished=stop is not None or self.update == self.total_updates,
             _state=self.state,
+            reason=None if stop is None else stop.reason,
+            rollbacks=self.rollbacks,
         )
 
-    def _result(self) -> Run:
-        names = self.tables[0] if self.tables else ()
-        columns = {k: np.concatenate([t[k] for t in self.tables]) for k in names}
-        count = columns.pop("episode_count")
-        summed = ("episode_return", "episode_length")
-        sums = {name: columns.pop(f"{name}_sum") for name in summed}
-        with np.errstate(invalid="ignore"):
-            means = {k: total / count for k, total in sums.items()}
-        updates = np.arange(1, self.update + 1)
-        frames_per_step = self.env.spec.frames_per_step
+    def _result(self, stop: Stop | None) -> Run:
         return Run(
             algorithm=self.algorithm,
             env=self.env.env,
             config=self.description(),
             state=self.state,
-            metrics={
-                "update": updates,
-                "env_steps": updates * self.steps_per_update,
-                "frames": updates * self.steps_per_update * frames_per_step,
-                "episode_count": count,
-                **means,
-                **columns,
-            },
+            metrics=self.history.columns(),
             evaluations=tuple(self.evaluations),
             env_steps=self.env_steps,
             seconds=self.seconds,
             compile_seconds=self.compile_seconds,
+            reason=None if stop is None else stop.reason,
         )
 
     def full_description(self) -> dict[str, Any]:
@@ -315,6 +445,7 @@ class Trainer:
             "devices": [str(device) for device in self.layout.devices],
             "versions": versions(),
             "matrix_precision": config.jax_default_matmul_precision or "default",
+            "processes": self.processes,
         }
 
 
@@ -327,17 +458,3 @@ def _check_instances(env: Instances, num_envs: int) -> None:
                 f"num_envs {num_envs} must be the number of Instances; "
                 f"{jax.tree_util.keystr(path)} has shape {np.shape(leaf)}"
             )
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that results depend on."""
-    packages = ("jaxrl_par", "jax", "jaxlib", "flax", "optax", "numpy")
-    found = {name: _version(name) for name in packages}
-    return {"python": platform.python_version(), **found}
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

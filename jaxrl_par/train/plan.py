@@ -22,6 +22,8 @@ from jaxrl_par import checks
 from jaxrl_par.envs.batched import BatchedEnv
 from jaxrl_par.envs.wrappers import Instances
 from jaxrl_par.train import step
+from jaxrl_par.train.config import NonFinite
+from jaxrl_par.train.guards import Faults
 from jaxrl_par.types import Algorithm, Array, Axes, Key, PyTree, TrainState
 
 Device = Any  # jax.Device, which type checkers take for a variable
@@ -118,7 +120,12 @@ class Layout:
         return jax.tree_util.tree_map_with_path(spec, state)
 
     def program(
-        self, algorithm: Algorithm, env: BatchedEnv, num_envs: int, rows: int
+        self,
+        algorithm: Algorithm,
+        env: BatchedEnv,
+        num_envs: int,
+        rows: int,
+        on_nonfinite: NonFinite = "stop",
     ) -> Program:
         """Compile nothing yet: the two functions of a run over these devices."""
         axes, mesh = self.axes, self.mesh
@@ -132,8 +139,11 @@ class Layout:
             env: BatchedEnv,
             total_updates: Array,
             updates: Array,
-        ) -> tuple[TrainState, dict[str, Array]]:
-            return step.chunk(algorithm, env, state, total_updates, updates, rows, axes)
+        ) -> tuple[TrainState, dict[str, Array], tuple[Array, Faults]]:
+            return step.chunk(
+                *(algorithm, env, state, total_updates, updates, rows, axes),
+                on_nonfinite,
+            )
 
         shapes = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0), algorithm, env)
         specs = self.specs(shapes, algorithm.sharded)
@@ -150,14 +160,16 @@ class Layout:
                 chunk,
                 mesh=mesh,
                 in_specs=(specs, P(), env_specs, P(), P()),
-                out_specs=(specs, P()),
+                out_specs=(specs, P(), P()),
                 # User code may start a loop from a constant, which the check forbids.
                 check_vma=False,
             )
         return Program(
             init=jax.jit(init, out_shardings=shardings),
             chunk=jax.jit(
-                chunk, donate_argnums=0, out_shardings=(shardings, replicated)
+                chunk,
+                donate_argnums=0,
+                out_shardings=(shardings, replicated, replicated),
             ),
             shapes=shapes,
             replicated=replicated,
@@ -169,7 +181,7 @@ class Program:
     """A run's functions, laid over devices.
 
     `init(key, algorithm, env) -> state`; `chunk(state, algorithm, env,
-    total_updates, updates) -> (state, metrics [rows])`, which uses `state` up.
+    total_updates, updates)`, which gives what `step.chunk` does and uses `state` up.
     `shapes` are the state's, with their shardings.
     """
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_par.train.run import read_config, read_metrics, read_rows
+from jaxrl_par.train.files import read_rows
+from jaxrl_par.train.history import read_metrics
+from jaxrl_par.train.run import read_config
 
 # Points of a curve; each is the mean over its share of the steps.
 POINTS = 100

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,16 @@ import numpy as np
 from jaxrl_par import checks, spaces
 from jaxrl_par.envs.batched import BatchedEnv
 from jaxrl_par.envs.wrappers import Instances
-from jaxrl_par.train import checkpoint, step
+from jaxrl_par.train import checkpoint, files, step
+from jaxrl_par.train.checkpoint import FORMAT
+from jaxrl_par.train.checkpoints import Checkpoints, Which
 from jaxrl_par.train.describe import describe, rebuild
 from jaxrl_par.train.evaluate import Evaluation, Evaluator
+from jaxrl_par.train.history import Columns, read_metrics
 from jaxrl_par.train.plan import local
 from jaxrl_par.types import Algorithm, Environment, PyTree, TrainState
 
-FORMAT = 1
-STATE_FILE = Path("checkpoints") / "last.npz"
+CHECKPOINTS = "checkpoints"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -33,11 +34,12 @@ class Run:
     env: Environment | Instances
     config: dict[str, Any]  # of TrainConfig, and what was used: devices, versions
     state: TrainState
-    metrics: dict[str, np.ndarray]  # [updates]
+    metrics: Columns  # [updates]
     evaluations: tuple[tuple[int, Evaluation], ...] = ()  # (env_steps, result)
     env_steps: int = 0
     seconds: float = 0.0  # of training
     compile_seconds: float = 0.0
+    reason: str | None = None  # why it ended before its total
 
     def __repr__(self) -> str:
         name, env = type(self.algorithm).__name__, self.env.spec.name
@@ -77,11 +79,14 @@ class Run:
 
     def save(self, directory: str | Path) -> None:
         """Write the state and what is needed to load it (see `load`)."""
-        directory = Path(directory)
-        (directory / STATE_FILE).parent.mkdir(parents=True, exist_ok=True)
+        directory = checks.path("directory", directory)
+        directory.mkdir(parents=True, exist_ok=True)
         description = full_description(self.algorithm, self.env, self.config)
-        write_json(directory / "config.json", description)
-        checkpoint.save(directory / STATE_FILE, self.state)
+        files.write_json(directory / "config.json", description)
+        facts = {"update": int(self.state.update), "seconds": self.seconds}
+        snapshot = checkpoint.Snapshot.of(self.state)
+        path = directory / CHECKPOINTS / checkpoint.name_of(facts["update"])
+        checkpoint.save(path, snapshot, facts)
 
 
 def full_description(
@@ -105,72 +110,70 @@ def _greedy(algorithm: Algorithm, state: PyTree, obs: PyTree) -> jax.Array:
 def load(
     directory: str | Path,
     algorithm: Algorithm | None = None,
-    env: Environment | None = None,
+    env: Environment | Instances | None = None,
+    checkpoint: Which = "newest",
 ) -> Run:
-    """The run that `directory` holds.
+    """The run that `directory` holds, with the state of its newest or best checkpoint.
 
-    An algorithm or environment of your own must be passed. Raises ValueError for
-    anything that is missing, damaged or does not fit, naming it.
+    An algorithm or environment of your own must be passed. A damaged checkpoint is
+    named in a warning, and the one before it used. Raises ValueError for anything
+    else that is missing, damaged or does not fit, naming it.
     """
-    directory = Path(directory)
+    directory = checks.path("directory", directory)
+    checks.choice("checkpoint", checkpoint, ("newest", "best"))
+    config, rules, world = read_run(directory, algorithm, env)
+    batched = BatchedEnv(world, config["reset"], config["pool_size"])
+    like = jax.eval_shape(
+        lambda: step.init_state(rules, batched, config["num_envs"], jax.random.key(0))
+    )
+    state, facts = Checkpoints(directory / CHECKPOINTS).load(like, checkpoint)
+    steps_per_update = config["num_envs"] * rules.rollout_length
+    return Run(
+        algorithm=rules,
+        env=world,
+        config=config,
+        state=state,
+        metrics=read_metrics(directory / "metrics.jsonl"),
+        evaluations=read_evaluations(directory / "evaluations.jsonl"),
+        env_steps=int(state.update) * steps_per_update,
+        seconds=facts["seconds"],
+        reason=read_reason(directory),
+    )
+
+
+def read_run(
+    directory: Path,
+    algorithm: Algorithm | None = None,
+    env: Environment | Instances | None = None,
+) -> tuple[dict[str, Any], Algorithm, Environment | Instances]:
+    """(settings, algorithm, environment) of a run; ValueError if they are damaged."""
     config = read_config(directory)
     try:
         rules: Algorithm = algorithm or rebuild(config["algorithm"], "algorithm")
-        world: Environment = env or rebuild(config["env"], "env")
-        num_envs: int = config["num_envs"]
-        checks.positive_int("num_envs", num_envs)
-        rules.validate(world.spec, num_envs)
-        batched = BatchedEnv(world, config["reset"], config["pool_size"])
-        like = jax.eval_shape(
-            lambda: step.init_state(rules, batched, num_envs, jax.random.key(0))
-        )
+        world: Any = env or rebuild(config["env"], "env")
+        checks.positive_int("num_envs", config["num_envs"])
+        rules.validate(world.spec, config["num_envs"])
+        BatchedEnv(world, config["reset"], config["pool_size"])
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{directory / 'config.json'} is damaged: {type(error).__name__}: {error}"
         ) from error
     kept = {k: v for k, v in config.items() if k not in ("algorithm", "env", "format")}
-    state = checkpoint.load(directory / STATE_FILE, like)
-    metrics = read_metrics(directory / "metrics.jsonl")
-    seconds = metrics.get("seconds", np.zeros(0))
-    return Run(
-        algorithm=rules,
-        env=world,
-        config=kept,
-        state=state,
-        metrics=metrics,
-        evaluations=read_evaluations(directory / "evaluations.jsonl"),
-        env_steps=int(state.update) * num_envs * rules.rollout_length,
-        seconds=float(np.nanmax(seconds, initial=0.0)),
-    )
+    return kept, rules, world
 
 
-def read_rows(path: Path, needed: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The rows of a file of JSON lines; none if there is no file.
-
-    A last line that is not whole (a run killed while it wrote) is left out. Raises
-    ValueError for any other line that is no JSON object with the names `needed`.
-    """
-    if not path.exists():
-        return []
-    text = path.read_text()
-    lines = text.split("\n")[:-1]  # what follows the last newline is not whole
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError(f"{row!r} is no object")
-            if missing := [name for name in needed if name not in row]:
-                raise ValueError(f"it has no {', '.join(missing)}")
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged: line {number}: {error}") from None
-        rows.append(row)
-    return rows
+def read_reason(directory: Path) -> str | None:
+    """Why a run ended before its total, as its summary says."""
+    try:
+        reason = json.loads((directory / "summary.json").read_bytes()).get("reason")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return reason if isinstance(reason, str) else None
 
 
 def read_evaluations(path: Path) -> tuple[tuple[int, Evaluation], ...]:
     """(env_steps, result) of each row of an evaluations file."""
-    rows = read_rows(path, ("env_steps", "returns", "lengths", "unfinished"))
+    rows = files.read_rows(path, ("env_steps", "returns", "lengths", "unfinished"))
     try:
         return tuple(
             (
@@ -185,36 +188,6 @@ def read_evaluations(path: Path) -> tuple[tuple[int, Evaluation], ...]:
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
-
-
-def read_metrics(path: Path) -> dict[str, np.ndarray]:
-    """The rows of a metrics file as arrays [updates]; NaN where a row lacks a value."""
-    rows = read_rows(path, ("update", "env_steps", "episode_count"))
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [_number(row.get(name)) for row in rows] for name in names}
-    for name, column in columns.items():
-        for number, value in enumerate(column, 1):
-            if not isinstance(value, int | float):
-                raise ValueError(f"{path} is damaged: line {number}: {name} {value!r}")
-    return {name: np.array(column) for name, column in columns.items()}
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write JSON aside and rename it, so that the file is whole at every instant."""
-    aside = path.with_suffix(".partial")
-    aside.write_text(json.dumps(finite(data), indent=2) + "\n")
-    aside.replace(path)
-
-
-def finite(value: Any) -> Any:
-    """The same JSON value with null for numbers that JSON has not: NaN, infinity."""
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -240,10 +213,6 @@ def read_config(directory: Path) -> dict[str, Any]:
             f"by another version of jaxrl_par"
         )
     return config
-
-
-def _number(value: Any) -> float:
-    return float("nan") if value is None else value
 
 
 def _fit(obs: PyTree, example: PyTree) -> PyTree:

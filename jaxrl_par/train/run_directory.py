@@ -1,32 +1,35 @@
-"""A callback that writes a run's directory as the run goes on.
+"""A run's directory, written as the run goes on.
 
-    config.json          settings, versions, devices, commit
-    metrics.jsonl        a row for each update
+    config.json          settings, versions, devices, commit; and all its processes
+    metrics.jsonl        a row for each update, equal to the byte however often the
+                         run was stopped and resumed
+    timing.jsonl         seconds of training, a row for each call of the compiled loop
     evaluations.jsonl    a row for each evaluation, with every episode
-    checkpoints/last.npz the training state
-    summary.json         the result
+    checkpoints/         training states (see `checkpoint`)
+    summary.json         where the run stands, and the result
     curves.png           the learning curve, if an episode ended
 
-Rows are only appended, and flushed at every call; the other files are whole at
-every instant. No file has a bare NaN: a value that is not finite is null.
+Rows are only appended, and before the checkpoint that covers them; the other files
+are whole at every instant. No file has a bare NaN: what is not finite is null.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxrl_par.train import checkpoint
+from jaxrl_par import checks
+from jaxrl_par.train import files
 from jaxrl_par.train.callbacks import Progress
+from jaxrl_par.train.checkpoints import Checkpoints
+from jaxrl_par.train.config import TrainConfig
 from jaxrl_par.train.evaluate import Evaluation
-from jaxrl_par.train.run import STATE_FILE, finite, write_json
+from jaxrl_par.train.places import Lock, check_fresh, commit
+from jaxrl_par.train.run import CHECKPOINTS
 
-# Seconds between checkpoints of the state.
-CHECKPOINT_SECONDS = 60.0
+_FILES = ("metrics.jsonl", "timing.jsonl", "evaluations.jsonl")
 # Episodes of the mean return in the summary.
 _RECENT_EPISODES = 100
 
@@ -35,110 +38,179 @@ class RunDirectory:
     """Writes `path`; `description` becomes `config.json`.
 
     Raises ValueError, by name, for a directory that is not empty or not writable.
-    Nothing is created before the first update has been made.
+    Nothing is created before the first update has been made. With the `lock` of a
+    directory that is there, its run goes on (see `rewind`), and `description` has
+    its earlier `processes`.
     """
 
-    def __init__(self, path: str | Path, description: dict[str, Any]) -> None:
-        if not isinstance(path, str | Path):
-            raise ValueError(f"out {path!r} must be a path")
-        self.path = Path(path)
-        self._description = description | {"commit": commit()}
-        self._saved_at: float | None = None  # None: nothing is created yet
+    def __init__(
+        self,
+        path: str | Path,
+        description: dict[str, Any],
+        config: TrainConfig,
+        lock: Lock | None = None,
+    ) -> None:
+        self.path = checks.path("out", path)
+        self.checkpoints = Checkpoints(self.path / CHECKPOINTS, config.keep_checkpoints)
+        self._description = description
+        self._every = config.save_every
+        self._lock = lock
+        self._started = False
+        self._saved_at = time.monotonic()
+        self._saved: int | None = None  # update
+        self._evaluated: int | None = None  # update
+        self._evaluation: dict[str, Any] | None = None  # the last one's summary
+        self._best: float | None = None
         self._recent: list[tuple[int, float]] = []  # episodes, mean return
-        self._evaluated_at = -1  # update
-        check_fresh(self.path)
+        self._skipped = 0
+        if lock is None:
+            check_fresh(self.path)
 
-    def __call__(self, progress: Progress) -> None:
-        """Append what is new; save the state once a minute and at the end."""
-        now = time.monotonic()
-        if self._saved_at is None:
-            self._create()
-            self._saved_at = now
-        self._append(progress)
-        if progress.finished or now - self._saved_at > CHECKPOINT_SECONDS:
-            checkpoint.save(self.path / STATE_FILE, progress.state)
-            self._saved_at = now
-        if progress.finished:
-            self._finish(progress)
-
-    def _create(self) -> None:
-        check_fresh(self.path)
-        (self.path / STATE_FILE).parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / "config.json", self._description)
-
-    def _append(self, progress: Progress) -> None:
-        rows = [dict(row) for row in progress.rows]
-        if rows:  # the only row whose time is known
-            rows[-1]["seconds"] = progress.seconds
-        append(self.path / "metrics.jsonl", rows)
-        ended = [row for row in rows if row["episode_count"]]
-        self._recent += [
-            (int(row["episode_count"]), row["episode_return"]) for row in ended
-        ]
-        self._recent = self._recent[-_RECENT_EPISODES:]
+    def append(self, progress: Progress) -> None:
+        """Add the rows, and the evaluation, that are new."""
+        if not self._started:
+            self._start(progress)
+        files.append(self.path / "metrics.jsonl", progress.rows)
+        self._note(progress.rows)
+        point = {"update": progress.update, "env_steps": progress.env_steps}
+        if progress.rows:
+            timing = point | {"seconds": progress.seconds}
+            files.append(self.path / "timing.jsonl", [timing])
         # A stopped run's last call repeats an evaluation made just before.
-        if progress.evaluation is not None and self._evaluated_at != progress.update:
-            self._evaluated_at = progress.update
-            row = {"update": progress.update, "env_steps": progress.env_steps}
-            row |= summarize(progress.evaluation)
-            row |= {
+        if progress.evaluation is not None and self._evaluated != progress.update:
+            self._evaluated = progress.update
+            row = point | summarize(progress.evaluation)
+            self._evaluation = row
+            row = row | {
                 "returns": progress.evaluation.returns.tolist(),
                 "lengths": progress.evaluation.lengths.tolist(),
             }
-            append(self.path / "evaluations.jsonl", [row])
+            files.append(self.path / "evaluations.jsonl", [row])
 
-    def _finish(self, progress: Progress) -> None:
-        evaluation = progress.evaluation
-        write_json(
-            self.path / "summary.json",
-            {
-                "env_steps": progress.env_steps,
-                "frames": progress.frames,
-                "updates": progress.update,
-                "stopped_early": progress.env_steps < progress.total_steps,
-                "seconds": progress.seconds,
-                "compile_seconds": progress.compile_seconds,
-                "steps_per_second": progress.env_steps / max(progress.seconds, 1e-9),
-                "training_return": recent_return(self._recent),
-                "evaluation": None if evaluation is None else summarize(evaluation),
-            },
+    def save_due(self, progress: Progress) -> bool:
+        """At the end, at a new best evaluation, and once in a while."""
+        mean_return = _mean_return(progress)
+        best = mean_return is not None and (
+            self._best is None or mean_return > self._best
         )
+        late = time.monotonic() - self._saved_at >= self._every
+        return progress.finished or best or late
+
+    def save(self, progress: Progress) -> None:
+        """Copy the state now, and write it in a thread, once for an update."""
+        if not self._started:
+            self._start(progress)
+        if self._saved == progress.update:
+            return
+        mean_return = _mean_return(progress)
+        facts = {
+            "update": progress.update,
+            "env_steps": progress.env_steps,
+            "seconds": progress.seconds,
+            "rollbacks": progress.rollbacks,
+            "mean_return": mean_return,
+        }
+        summary = self._summary(progress)
+
+        def before() -> None:
+            for name in _FILES:
+                if (self.path / name).exists():
+                    files.flush(self.path / name)
+            files.write_json(self.path / "summary.json", summary)
+
+        self.checkpoints.save(progress._state, facts, before)
+        self._saved, self._saved_at = progress.update, time.monotonic()
+        if mean_return is not None:
+            self._best = max(mean_return, self._best or mean_return)
+
+    def finish(self, progress: Progress) -> None:
+        """Wait for the last checkpoint; write the result."""
+        self.checkpoints.wait()
+        files.write_json(self.path / "summary.json", self._summary(progress))
         if self._recent:  # without an episode there is no curve
             # Here, for matplotlib takes a second to import.
             from jaxrl_par.train.plots import plot_runs
 
             plot_runs([self.path], self.path / "curves.png")
 
+    def rewind(self, update: int, scheduled: Callable[[int], bool]) -> None:
+        """Go back to the checkpoint of an update: what came later is removed.
 
-def default_directory(algorithm: str, env: str, seed: int) -> Path:
-    """A directory in `runs` that does not exist, with the time in its name."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    base = f"{env}-{algorithm}-seed{seed}-{stamp}".replace(":", "-").replace("/", "-")
-    names = [base, *(f"{base}-{count}" for count in range(2, 1000))]
-    return next(path for name in names if not (path := Path("runs") / name).exists())
-
-
-def check_fresh(path: Path) -> None:
-    """Raise ValueError unless `path` is empty or can be made."""
-    try:
-        path.is_dir()
-    except OSError as error:  # a name that is too long
-        raise ValueError(f"out {str(path)!r}: {error.strerror}") from None
-    if path.is_dir():
-        if any(path.iterdir()):
+        So are evaluations off the schedule, made because the run was stopped. Raises
+        ValueError if rows of updates before it are missing.
+        """
+        self.checkpoints.clean()
+        path = self.path / "metrics.jsonl"
+        rows = files.read_rows(path, ("update", "episode_count"))
+        kept = [row for row in rows if row["update"] <= update]
+        if [row["update"] for row in kept] != list(range(1, update + 1)):
             raise ValueError(
-                f"out {str(path)!r} is not empty: name a fresh directory, or remove it"
+                f"{path} is damaged: it must have one row for each of the {update:,} "
+                f"updates of the checkpoint, and has {len(kept):,}"
             )
-    elif path.exists():
-        raise ValueError(f"out {str(path)!r} is a file; it must be a directory")
-    above = next(p for p in (path, *path.absolute().parents) if p.exists())
-    try:  # permissions alone do not tell: of a full disk, or a file system of tables
-        tempfile.TemporaryDirectory(dir=above).cleanup()
-    except OSError as error:
-        reason = error.strerror or error
-        raise ValueError(
-            f"out {str(path)!r}: {str(above)!r} cannot be written to ({reason})"
-        ) from None
+        for name in _FILES:
+            files.keep_rows(self.path / name, lambda row: row["update"] <= update)
+        files.keep_rows(
+            self.path / "evaluations.jsonl", lambda row: scheduled(row["update"])
+        )
+        self._saved, self._evaluated = update, update
+        self._evaluation = None
+        for row in files.read_rows(self.path / "evaluations.jsonl"):
+            long = ("returns", "lengths")
+            self._evaluation = {k: v for k, v in row.items() if k not in long}
+        self._best = self.checkpoints.best_return()
+        self._recent, self._skipped = [], 0
+        self._note(kept)
+
+    def close(self) -> None:
+        """Wait for what is being written, and let others have the directory."""
+        try:
+            self.checkpoints.wait()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
+    def _start(self, progress: Progress) -> None:
+        """Create the directory, or add this process to its description."""
+        if self._lock is None:
+            check_fresh(self.path)
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(self.path)
+        description = self._description | {"commit": commit()}
+        names = ("total_steps", "devices", "versions", "commit")
+        process = {"update": progress.update - len(progress.rows)}
+        process |= {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        process |= {name: description.get(name) for name in names}
+        description["processes"] = [*description.get("processes", ()), process]
+        files.write_json(self.path / "config.json", description)
+        self._started = True
+
+    def _note(self, rows: list[Any]) -> None:
+        """What the summary says of the rows."""
+        ended = [row for row in rows if row["episode_count"]]
+        self._recent += [
+            (int(row["episode_count"]), row["episode_return"]) for row in ended
+        ]
+        self._recent = self._recent[-_RECENT_EPISODES:]
+        self._skipped += sum(bool(row.get("skipped")) for row in rows)
+
+    def _summary(self, progress: Progress) -> dict[str, Any]:
+        ended = "finished" if progress.reason is None else "stopped"
+        return {
+            "status": ended if progress.finished else "running",
+            "reason": progress.reason,
+            "env_steps": progress.env_steps,
+            "frames": progress.frames,
+            "updates": progress.update,
+            "stopped_early": progress.env_steps < progress.total_steps,
+            "skipped_updates": self._skipped,
+            "rollbacks": progress.rollbacks,
+            "seconds": progress.seconds,
+            "compile_seconds": progress.compile_seconds,
+            "steps_per_second": progress.env_steps / max(progress.seconds, 1e-9),
+            "training_return": recent_return(self._recent),
+            "evaluation": self._evaluation,
+        }
 
 
 def summarize(evaluation: Evaluation) -> dict[str, float | int | None]:
@@ -170,26 +242,9 @@ def recent_return(rows: list[tuple[int, float]]) -> float | None:
     return weighted / total if total else None
 
 
-def append(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Add rows to a file of JSON lines; numbers that JSON has not become null."""
-    with open(path, "a") as file:
-        file.writelines(json.dumps(finite(row)) + "\n" for row in rows)
-
-
-def commit() -> str | None:
-    """The commit of this package's checkout ("+" if it was changed), or None."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
+def _mean_return(progress: Progress) -> float | None:
+    """Of the evaluation made at this point, if an episode ended in it."""
+    evaluation = progress.evaluation
+    if evaluation is None or not evaluation.returns.size:
         return None
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(root), *words]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=5, check=True
-        ).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "jaxrl_par")
-        return git("rev-parse", "HEAD") + ("+" if changed else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
+    return evaluation.mean_return

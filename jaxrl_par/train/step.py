@@ -14,6 +14,9 @@ import jax.numpy as jnp
 
 from jaxrl_par import collectives
 from jaxrl_par.envs.batched import BatchedEnv, Draws, where
+from jaxrl_par.train import guards
+from jaxrl_par.train.config import NonFinite
+from jaxrl_par.train.guards import Faults
 from jaxrl_par.types import (
     Algorithm,
     Array,
@@ -56,17 +59,36 @@ def train_step(
     state: TrainState,
     total_updates: Array,
     axes: Axes,
-) -> tuple[TrainState, dict[str, Array]]:
-    """One rollout and one update: (state, metrics of scalars)."""
+    on_nonfinite: NonFinite = "stop",
+) -> tuple[TrainState, dict[str, Array], Faults]:
+    """One rollout and one update: (state, metrics of scalars, what is not finite).
+
+    With a fault the state is the one before or, to "skip" it, that with the
+    algorithm's part of before, and with the environments concerned started anew.
+    """
+    before = state
     rollout_key, update_key = jax.random.split(
         jax.random.fold_in(state.key, state.update)
     )
     progress = state.update.astype(jnp.float32) / total_updates
     state, rollout = collect(algorithm, env, state, rollout_key, progress, axes)
     learned, metrics = algorithm.update(state.algorithm, rollout, update_key, axes)
+    faults, faulty = guards.find(rollout, metrics, learned.params, axes)
+    if on_nonfinite == "skip":
+        learned = guards.choose(faults.any, state.algorithm, learned)
+        metrics = metrics | guards.skip_metrics(faults)
+        rollout = _without(rollout, faulty)
     state, episodes = _count_episodes(state, rollout, axes)
     state = dataclasses.replace(state, algorithm=learned, update=state.update + 1)
-    return state, metrics | episodes
+    if on_nonfinite == "skip":
+        key = jax.random.fold_in(before.key, ~before.update)
+        state = _start_anew(algorithm, env, state, faulty, key, axes)
+    else:
+        # The key stays as it is; a choice would count as a use of it.
+        trees = (dataclasses.replace(x, key=None) for x in (before, state))
+        chosen = guards.choose(faults.any, *trees)
+        state = dataclasses.replace(chosen, key=before.key)
+    return state, metrics | episodes, faults
 
 
 def chunk(
@@ -77,24 +99,44 @@ def chunk(
     updates: Array,
     rows: int,
     axes: Axes,
-) -> tuple[TrainState, dict[str, Array]]:
-    """`updates` (at most `rows`) updates in one call: (state, metrics [rows]).
+    on_nonfinite: NonFinite = "stop",
+) -> tuple[TrainState, dict[str, Array], tuple[Array, Faults]]:
+    """`updates` (at most `rows`) updates in one call.
 
-    The number is an argument, so a run of any length compiles once.
+    Gives (state, metrics [rows], (updates made, the last one's faults)). Unless
+    faulty updates are skipped, the first ends the call: it is not made, and its
+    metrics follow those of the updates made. The number is an argument, so a run of
+    any length compiles once.
     """
     # Under jit, so that the two uses are traced once.
     one = jax.jit(
-        partial(train_step, algorithm, env, total_updates=total_updates, axes=axes)
+        partial(
+            train_step,
+            algorithm,
+            env,
+            total_updates=total_updates,
+            axes=axes,
+            on_nonfinite=on_nonfinite,
+        )
     )
     shapes = jax.eval_shape(one, state)[1]
     table = jax.tree.map(lambda x: jnp.zeros((rows,), x.dtype), shapes)
 
-    def body(i: Array, carry: tuple) -> tuple:
-        state, table = carry
-        state, metrics = one(state)
-        return state, jax.tree.map(lambda t, x: t.at[i].set(x), table, metrics)
+    def going(carry: tuple) -> Array:
+        made, _, _, faults = carry
+        fault = jnp.bool_(False) if on_nonfinite == "skip" else faults.any
+        return (made < updates) & ~fault
 
-    return jax.lax.fori_loop(0, updates, body, (state, table))
+    def body(carry: tuple) -> tuple:
+        made, state, table, _ = carry
+        state, metrics, faults = one(state)
+        table = jax.tree.map(lambda t, x: t.at[made].set(x), table, metrics)
+        applied = True if on_nonfinite == "skip" else ~faults.any
+        return made + jnp.int32(applied), state, table, faults
+
+    start = (jnp.int32(0), state, table, Faults.none())
+    made, state, table, faults = jax.lax.while_loop(going, body, start)
+    return state, table, (made, faults)
 
 
 def collect(
@@ -226,3 +268,44 @@ def _count_episodes(
         state, episode_return=episode_return, episode_length=episode_length
     )
     return state, collectives.total(sums, axes)
+
+
+def _without(rollout: Rollout, faulty: Array) -> Rollout:
+    """The same, for the statistics: faulty environments [B] end no episode."""
+    return dataclasses.replace(
+        rollout,
+        reward=jnp.where(faulty, 0.0, rollout.reward),
+        terminated=rollout.terminated & ~faulty,
+        truncated=rollout.truncated & ~faulty,
+    )
+
+
+def _start_anew(
+    algorithm: Algorithm,
+    env: BatchedEnv,
+    state: TrainState,
+    faulty: Array,
+    key: Key,
+    axes: Axes,
+) -> TrainState:
+    """Begin another episode in the faulty environments [B]."""
+    num_envs = faulty.shape[0]
+    first_id = collectives.index(axes) * num_envs
+
+    def renew(state: TrainState) -> TrainState:
+        env_state, timestep = env.init(_env_keys(key, first_id, num_envs, 1)[0])
+        fresh = {
+            "env": env_state,
+            "obs": timestep.obs,
+            "first": timestep.first,
+            "carry": algorithm.initial_carry(env.spec, num_envs),
+            "episode_return": jnp.zeros(num_envs),
+            "episode_length": jnp.zeros(num_envs, jnp.int32),
+        }
+        parts = {
+            name: where(faulty, strong(new), getattr(state, name))
+            for name, new in fresh.items()
+        }
+        return dataclasses.replace(state, **parts)
+
+    return jax.lax.cond(faulty.any(), renew, lambda state: state, state)

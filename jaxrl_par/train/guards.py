@@ -1,0 +1,131 @@
+"""Numbers that are not finite, found in the update where they happen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_par import collectives
+from jaxrl_par.types import Array, Axes, PyTree, Rollout, is_key, pytree
+
+
+class DivergedError(FloatingPointError):
+    """Training met numbers that are not finite, and stopped as it was told to.
+
+    `run` is what it had come to before (a `Run`).
+    """
+
+    def __init__(self, message: str, run: Any) -> None:
+        super().__init__(message)
+        self.run = run
+
+
+@pytree
+class Faults:
+    """How much of an update is not finite, over all devices."""
+
+    obs: Any  # () int32 environments
+    reward: Any  # () int32 environments
+    metrics: Any  # () int32 metrics
+    params: Any  # () int32 leaves of the parameters
+
+    @property
+    def any(self) -> Array:
+        """Whether anything is, () bool."""
+        return (self.obs + self.reward + self.metrics + self.params) > 0
+
+    @classmethod
+    def none(cls) -> Faults:
+        """Of an update in which all is finite."""
+        return cls(jnp.int32(0), jnp.int32(0), jnp.int32(0), jnp.int32(0))
+
+
+def find(
+    rollout: Rollout, metrics: Mapping[str, Array], params: PyTree, axes: Axes
+) -> tuple[Faults, Array]:
+    """The faults of an update, and which of the environments [B] have some.
+
+    `metrics` and `params` are what the update made of the rollout.
+    """
+    reward = ~jnp.isfinite(rollout.reward).all(0)
+    obs = jnp.zeros_like(reward)
+    cut_obs = _truncated(rollout)
+    for tree in (rollout.obs, cut_obs):
+        for leaf in _floats(tree):
+            obs |= ~jnp.isfinite(leaf).all((0, *range(2, leaf.ndim)))
+    for leaf in _floats(rollout.last_obs):
+        obs |= ~jnp.isfinite(leaf).all(tuple(range(1, leaf.ndim)))
+    envs = jnp.stack([obs.sum(), reward.sum()]).astype(jnp.int32)
+    obs_count, reward_count = collectives.total(envs, axes)
+    faults = Faults(obs_count, reward_count, _count(metrics), _count(params))
+    return faults, obs | reward
+
+
+def choose(fault: Array, before: PyTree, after: PyTree) -> PyTree:
+    """`before` where there is a fault () bool, else `after`."""
+
+    def pick(old: Array, new: Array) -> Array:
+        # A key that the faulty update used is used again, by another one.
+        return jnp.where(fault, jax.random.clone(old) if is_key(old) else old, new)
+
+    return jax.tree.map(pick, before, after)
+
+
+def describe(faults: Faults, metrics: Mapping[str, float], num_envs: int) -> str:
+    """In words: which quantities, in how many environments, causes first.
+
+    `metrics` are the faulty update's.
+    """
+    parts = [
+        f"{name} in {int(count):,} of {num_envs:,} environments"
+        for name, count in (("observation", faults.obs), ("reward", faults.reward))
+        if count
+    ]
+    learned = {k: x for k, x in metrics.items() if not k.startswith("episode_")}
+    parts += [name for name, value in learned.items() if not np.isfinite(value)]
+    return ", ".join([*parts, *(["parameters"] if faults.params else [])])
+
+
+def skip_metrics(faults: Faults) -> dict[str, Array]:
+    """Columns of a run that skips faulty updates."""
+    counts = {
+        "skipped": faults.any,
+        "faulty_obs_envs": faults.obs,
+        "faulty_reward_envs": faults.reward,
+    }
+    return {name: count.astype(jnp.float32) for name, count in counts.items()}
+
+
+def describe_skipped(row: Mapping[str, Any], num_envs: int) -> str:
+    """`describe`, for the row of an update that was skipped."""
+    counts = row["faulty_obs_envs"], row["faulty_reward_envs"]
+    known = any(counts) or not np.isfinite(list(row.values())).all()
+    return describe(Faults(*counts, 0, not known), row, num_envs)
+
+
+def _truncated(rollout: Rollout) -> PyTree:
+    """Kept successors; where one is kept of each step, of truncated steps alone."""
+
+    def keep(leaf: Array) -> Array:
+        if leaf.shape[0] != rollout.truncated.shape[0]:
+            return leaf
+        mask = rollout.truncated.reshape(
+            rollout.truncated.shape + (1,) * (leaf.ndim - 2)
+        )
+        return jnp.where(mask, leaf, jnp.zeros_like(leaf))
+
+    return jax.tree.map(keep, rollout.cut_obs)
+
+
+def _count(tree: PyTree) -> Array:
+    """Leaves that are not finite."""
+    flags = [~jnp.isfinite(leaf).all() for leaf in _floats(tree)]
+    return jnp.stack(flags).sum(dtype=jnp.int32) if flags else jnp.int32(0)
+
+
+def _floats(tree: PyTree) -> list[Array]:
+    return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]

@@ -1,0 +1,103 @@
+"""The metrics of a run: a row for each update, and a column for each name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from jaxrl_par.train import files
+from jaxrl_par.train.callbacks import Row
+
+Columns = dict[str, np.ndarray]
+
+# These are whole numbers; all other columns are float32, as they were computed.
+_COUNTS = ("update", "env_steps", "frames", "episode_count")
+_SUMMED = ("episode_return", "episode_length")
+
+
+class History:
+    """What the updates gave so far; an update has so many steps, a step so many frames.
+
+    Columns are the same to the bit whether they were kept here or read from a file.
+    """
+
+    def __init__(self, steps_per_update: int, frames_per_step: int) -> None:
+        self._steps, self._frames = steps_per_update, frames_per_step
+        self._parts: list[Columns] = []
+
+    def restart(self, columns: Columns) -> None:
+        """Begin with columns that were read from a file."""
+        self._parts = [columns] if columns else []
+
+    def add(self, first: int, table: Mapping[str, np.ndarray]) -> list[Row]:
+        """Take in the results of the updates from the number `first` on; their rows."""
+        self._parts.append(self._columns(first, table))
+        count = len(table["episode_count"])
+        return [self._row(first + i, table, i) for i in range(count)]
+
+    def columns(self) -> Columns:
+        """All of it, [updates]; NaN where an update lacks a value."""
+        names = dict.fromkeys(name for part in self._parts for name in part)
+        return {
+            name: np.concatenate([_column(part, name) for part in self._parts])
+            for name in names
+        }
+
+    def _columns(self, first: int, table: Mapping[str, np.ndarray]) -> Columns:
+        rest = dict(table)
+        count = rest.pop("episode_count")
+        sums = {name: rest.pop(f"{name}_sum") for name in _SUMMED}
+        with np.errstate(invalid="ignore"):
+            means = {name: total / count for name, total in sums.items()}
+        update = first + np.arange(len(count), dtype=np.int64)
+        return {
+            "update": update,
+            "env_steps": update * self._steps,
+            "frames": update * self._steps * self._frames,
+            "episode_count": count.astype(np.int64),
+            **means,
+            **rest,
+        }
+
+    def _row(self, update: int, table: Mapping[str, np.ndarray], index: int) -> Row:
+        """One update's metrics; no episode's value where no episode ended."""
+        steps = update * self._steps
+        row: Row = {
+            "update": update,
+            "env_steps": steps,
+            "frames": steps * self._frames,
+        }
+        values = {name: float(column[index]) for name, column in table.items()}
+        sums = {name: values.pop(f"{name}_sum") for name in _SUMMED}
+        count = int(values.pop("episode_count"))
+        row["episode_count"] = count
+        if count:
+            row |= {name: total / count for name, total in sums.items()}
+        return row | values
+
+
+def read_metrics(path: Path) -> Columns:
+    """The columns [updates] of a metrics file; NaN where a row lacks a value."""
+    rows = files.read_rows(path, ("update", "env_steps", "episode_count"))
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return {name: _parse(path, name, column) for name, column in columns.items()}
+
+
+def _parse(path: Path, name: str, column: list) -> np.ndarray:
+    whole = name in _COUNTS
+    for number, value in enumerate(column, 1):
+        allowed = isinstance(value, int) if whole else value is None
+        if not allowed and (whole or not isinstance(value, int | float)):
+            raise ValueError(f"{path} is damaged: line {number}: {name} {value!r}")
+    if whole:
+        return np.array(column, np.int64)
+    return np.array([np.nan if x is None else x for x in column], np.float32)
+
+
+def _column(part: Columns, name: str) -> np.ndarray:
+    if name in part:
+        return part[name]
+    return np.full(len(part["update"]), np.nan, np.float32)
