@@ -85,8 +85,9 @@ def describe(faults: Faults, metrics: Mapping[str, float], num_envs: int) -> str
         for name, count in (("observation", faults.obs), ("reward", faults.reward))
         if count
     ]
-    learned = {k: x for k, x in metrics.items() if not k.startswith("episode_")}
-    parts += [name for name, value in learned.items() if not np.isfinite(value)]
+    names = [name for name, value in metrics.items() if not np.isfinite(value)]
+    names = [name for name in names if not name.startswith("episode_")]
+    parts += sorted(names, key=lambda name: ("loss" not in name, "grad" not in name))
     return ", ".join([*parts, *(["parameters"] if faults.params else [])])
 
 

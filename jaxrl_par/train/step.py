@@ -274,9 +274,9 @@ def _without(rollout: Rollout, faulty: Array) -> Rollout:
     """The same, for the statistics: faulty environments [B] end no episode."""
     return dataclasses.replace(
         rollout,
-        reward=jnp.where(faulty, 0.0, rollout.reward),
-        terminated=rollout.terminated & ~faulty,
-        truncated=rollout.truncated & ~faulty,
+        reward=jnp.where(faulty[None], 0.0, rollout.reward),
+        terminated=rollout.terminated & ~faulty[None],
+        truncated=rollout.truncated & ~faulty[None],
     )
 
 
