@@ -16,6 +16,7 @@ from jaxrl_par.train.callbacks import STOP, Progress
 from jaxrl_par.train.config import TrainConfig
 from jaxrl_par.train.evaluate import Evaluation
 from jaxrl_par.train.guards import DivergedError
+from jaxrl_par.train.loggers import Logger
 from jaxrl_par.train.loop import train
 from jaxrl_par.train.plan import Plan, use_cpu_cores
 from jaxrl_par.train.resume import resume
@@ -50,6 +51,7 @@ __all__ = [
     "Environment",
     "Evaluation",
     "Instances",
+    "Logger",
     "MultiDiscrete",
     "Plan",
     "Preset",

@@ -15,7 +15,7 @@ import toys
 from commands import TRAIN, run_here
 
 import jaxrl_par as jp
-from jaxrl_par.train import loop
+from jaxrl_par.train import guards
 
 ENVS = 16
 # Four steps an update: a fault at an environment's step 10 is in update 3.
@@ -210,7 +210,7 @@ def test_without_a_fault_the_policies_are_equal_to_the_bit(tmp_path: Path) -> No
 
 def test_a_run_that_only_skips_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would look alive, and learn nothing."""
-    monkeypatch.setattr(loop, "MAX_SKIPS", 5)
+    monkeypatch.setattr(guards, "MAX_SKIPS", 5)
     with pytest.warns(UserWarning, match="update 1: .*skipped"):
         error = diverge(planted(at=2, for_ever=True), on_nonfinite="skip")
     assert str(error).startswith("update 5: not finite: reward in 1 of 16")

@@ -18,7 +18,7 @@ from jaxrl_par.envs.probes import CountingEnv
 from jaxrl_par.envs.wrappers import ActionRepeat
 from jaxrl_par.networks.actor_critic import MLP
 from jaxrl_par.spaces import Box, Discrete
-from jaxrl_par.train import loop
+from jaxrl_par.train import executable, loop
 from jaxrl_par.train.callbacks import STOP
 from jaxrl_par.train.loop import TrainConfig, Trainer, train
 from jaxrl_par.types import EnvSpec, StepResult, pytree
@@ -207,11 +207,11 @@ def test_counts_beyond_two_to_the_31():
     config = TrainConfig(num_envs=64, total_steps=2_667_577_344, eval_episodes=0)
     trainer = Trainer(toys.Tally(rollout_length=16), ENDLESS, config)
     assert trainer.total_steps == 2_667_577_344
-    trainer._compile()
+    trainer.compile()
     trainer.update = trainer.total_updates - 1
-    count = trainer._program.place(jnp.int32(trainer.update))
+    count = trainer.executable.place(jnp.int32(trainer.update))
     trainer.state = dataclasses.replace(trainer.state, update=count)
-    (row,), _ = trainer._chunk(1)
+    (row,), _ = trainer.advance(1)
     assert row["env_steps"] == row["frames"] == trainer.env_steps == 2_667_577_344
     assert row["update"] == int(trainer.state.update) == trainer.total_updates
     share = 1 - 1 / trainer.total_updates
@@ -223,51 +223,55 @@ def test_counts_beyond_two_to_the_31():
 def trainer():
     config = TrainConfig(num_envs=4, total_steps=16 * 1000, eval_episodes=0)
     trainer = Trainer(toys.Tally(), FATE, config)
-    trainer._compile()
+    trainer.compile()
     return trainer
+
+
+def parts(trainer):
+    """The compiled chunk and its arguments."""
+    made = trainer.executable
+    return made.call, made.args, made.total
 
 
 def test_the_loop_is_compiled_once(trainer):
     """After the first call nothing is compiled, however many updates a call makes."""
-    trainer._chunk(1)
+    trainer.advance(1)
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda name, seconds, **_: compiled.append(name)
     )
     for updates in (1, 5, 2, 30, 1):
-        trainer._chunk(updates)
+        trainer.advance(updates)
     assert [name for name in compiled if "backend_compile" in name] == []
 
 
 def test_nothing_is_transferred_within_the_loop(trainer):
     """Nor is the host called from it."""
-    count = trainer._program.place(jnp.int32(3))
+    count = trainer.executable.place(jnp.int32(3))
+    call, args, total = parts(trainer)
     with jax.transfer_guard("disallow"):
-        trainer.state, *_ = trainer._call(
-            trainer.state, *trainer._args, trainer._total, count
-        )
+        trainer.state, *_ = call(trainer.state, *args, total, count)
     trainer.update += 3
-    text = trainer._call.as_text()
+    text = call.as_text()
     for word in ("callback", "infeed", "outfeed", "send(", "recv("):
         assert word not in text
 
 
 def test_a_call_returns_small_results_of_constant_size(trainer):
     """One number a metric and update; the state's size does not grow."""
-    count = trainer._program.place(jnp.int32(2))
+    count = trainer.executable.place(jnp.int32(2))
     before = jax.tree.map(jnp.shape, trainer.state)
-    trainer.state, table, _ = trainer._call(
-        trainer.state, *trainer._args, trainer._total, count
-    )
+    call, args, total = parts(trainer)
+    trainer.state, table, _ = call(trainer.state, *args, total, count)
     trainer.update += 2
-    assert all(column.shape == (loop.CHUNK_ROWS,) for column in table.values())
+    assert all(column.shape == (executable.CHUNK_ROWS,) for column in table.values())
     assert jax.tree.map(jnp.shape, trainer.state) == before
 
 
 def test_a_state_used_up_is_refused_by_name(trainer):
     """The state given to a call is donated: it says so if it is read again."""
     used = trainer.state
-    trainer._chunk(1)
+    trainer.advance(1)
     with pytest.raises(RuntimeError, match="deleted"):
         np.asarray(used.episode_return)
 

@@ -53,7 +53,7 @@ def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
         "import_seconds": import_seconds,
         "compile_seconds": first.compile_seconds,
         "devices": len(first.layout.devices),
-        "program_bytes": common.program_memory(first._call),
+        "program_bytes": common.program_memory(first.executable.call),
     }
     return about, run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -39,10 +40,15 @@ def go(
 ) -> int:
     """Train to the end, or to what stops it; the exit status."""
     description = trainer.full_description()
-    loggers = [make_logger(kind, directory.path, description) for kind in log]
     display = Display()
-    display.start(title, facts)
-    with display, StopOnSignal() as stop:
-        run = trainer.run([display, *loggers, stop], directory)
+    with contextlib.ExitStack() as stack:
+        loggers = [
+            stack.enter_context(make_logger(kind, directory.path, description))
+            for kind in log
+        ]
+        display.start(title, facts)
+        stop = stack.enter_context(StopOnSignal())
+        with display:
+            run = trainer.run([display, *loggers, stop], directory)
     display.result(run, directory.path)
     return STATUS[run.reason]

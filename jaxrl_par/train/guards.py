@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +23,10 @@ class DivergedError(FloatingPointError):
     def __init__(self, message: str, run: Any) -> None:
         super().__init__(message)
         self.run = run
+
+
+# A run that skips so many updates in a row learns nothing any more.
+MAX_SKIPS = 100
 
 
 @pytree
@@ -101,11 +106,32 @@ def skip_metrics(faults: Faults) -> dict[str, Array]:
     return {name: count.astype(jnp.float32) for name, count in counts.items()}
 
 
-def describe_skipped(row: Mapping[str, Any], num_envs: int) -> str:
-    """`describe`, for the row of an update that was skipped."""
-    counts = row["faulty_obs_envs"], row["faulty_reward_envs"]
-    known = any(counts) or not np.isfinite(list(row.values())).all()
-    return describe(Faults(*counts, 0, not known), row, num_envs)
+class SkipWatch:
+    """Warns of the first update that is skipped; too many in a row are a fault."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._num_envs = num_envs
+        self._in_a_row = 0
+        self._warned = False
+
+    def look(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
+        """See the rows of some updates; a fault in words, or None."""
+        for row in rows:
+            self._in_a_row = self._in_a_row + 1 if row.get("skipped") else 0
+            if self._in_a_row >= MAX_SKIPS:
+                rule = f"{MAX_SKIPS} updates in a row were skipped"
+                return f"{self._describe(row)}; {rule}"
+            if self._in_a_row and not self._warned:
+                self._warned = True
+                rule = "it was skipped (more such updates are counted, not named)"
+                warnings.warn(f"{self._describe(row)}; {rule}", stacklevel=2)
+        return None
+
+    def _describe(self, row: Mapping[str, Any]) -> str:
+        counts = row["faulty_obs_envs"], row["faulty_reward_envs"]
+        known = any(counts) or not np.isfinite(list(row.values())).all()
+        words = describe(Faults(*counts, 0, not known), row, self._num_envs)
+        return f"update {row['update']:,}: not finite: {words}"
 
 
 def _truncated(rollout: Rollout) -> PyTree:

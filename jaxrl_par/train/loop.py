@@ -6,13 +6,11 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_par import checks
@@ -30,25 +28,16 @@ from jaxrl_par.train.callbacks import (
 )
 from jaxrl_par.train.checkpoints import Checkpoints
 from jaxrl_par.train.config import TrainConfig
-from jaxrl_par.train.evaluate import Evaluation, Evaluator
+from jaxrl_par.train.evaluate import Evaluation
+from jaxrl_par.train.executable import CHUNK_ROWS, Executable
 from jaxrl_par.train.guards import DivergedError
 from jaxrl_par.train.history import History, read_metrics
 from jaxrl_par.train.places import versions
-from jaxrl_par.train.plan import (
-    Layout,
-    Plan,
-    Program,
-    enable_compilation_cache,
-    local,
-)
+from jaxrl_par.train.plan import Layout, Plan, enable_compilation_cache
 from jaxrl_par.train.run import Run, full_description, read_evaluations
 from jaxrl_par.train.run_directory import RunDirectory
+from jaxrl_par.train.schedule import Schedule
 from jaxrl_par.types import Algorithm, Environment, TrainState
-
-# Most updates in one call.
-CHUNK_ROWS = 256
-# A run that skips so many updates in a row learns nothing any more.
-MAX_SKIPS = 100
 
 
 def train(
@@ -118,7 +107,8 @@ class Trainer:
         self.layout: Layout = plan.settle(algorithm, config.num_envs)
         self.steps_per_update = config.num_envs * algorithm.rollout_length
         checks.positive_int("num_envs * rollout_length", self.steps_per_update)
-        self.total_updates = self._updates(config.total_steps)
+        self.schedule = Schedule(config, self.steps_per_update)
+        self.total_updates = self.schedule.total_updates
         if self.total_updates >= 2**31:
             raise ValueError(
                 f"total_steps {config.total_steps} must make fewer than 2^31 updates; "
@@ -131,8 +121,7 @@ class Trainer:
         self.history = History(self.steps_per_update, env.spec.frames_per_step)
         self.evaluations: list[tuple[int, Evaluation]] = []
         self.processes: list[Any] = []  # descriptions of those before this one
-        self._skips = 0  # in a row
-        self._warned = False  # of one
+        self._skips = guards.SkipWatch(config.num_envs)
         self._restored = self._ran = False
         enable_compilation_cache()
 
@@ -152,7 +141,7 @@ class Trainer:
         Raises ValueError if there is none, if it does not fit, or if it is beyond
         `total_steps`.
         """
-        self.state, facts = checkpoints.load(self._program.shapes)
+        self.state, facts = checkpoints.load(self.executable.shapes)
         self.update = facts["update"]
         self.seconds = max(self.seconds, facts["seconds"])
         self.rollbacks = max(self.rollbacks, facts["rollbacks"])
@@ -177,10 +166,8 @@ class Trainer:
                 directory.close()
 
     def _run(self, callbacks: list[Callback], directory: RunDirectory | None) -> Run:
-        start = time.perf_counter()
         if self.update < self.total_updates:
-            self._compile()
-        self.compile_seconds = time.perf_counter() - start
+            self.compile()
         if directory is not None and self._restored:
             self._rewind(directory)
         elif directory is not None and self.config.on_nonfinite == "rollback":
@@ -188,14 +175,15 @@ class Trainer:
         chunk, stop = 1, None
         while stop is None and self.update < self.total_updates:
             begin = time.perf_counter()
-            rows, fault = self._chunk(min(chunk, self._until_boundary()))
+            boundary = self.schedule.until_boundary(self.update)
+            rows, fault = self.advance(min(chunk, boundary))
             elapsed = time.perf_counter() - begin
             self.seconds += elapsed
             pace = self.config.chunk_seconds / elapsed
             chunk = max(1, min(CHUNK_ROWS, int(pace * len(rows))))
             if fault is None:
-                evaluation = self._evaluate() if self._due(len(rows)) else None
-                progress = self._progress(rows, evaluation)
+                due = self.schedule.evaluation_due(self.update, len(rows))
+                progress = self._progress(rows, self._evaluate() if due else None)
                 stop = self._report(progress, callbacks, directory)
             elif directory is not None and self._may_roll_back:
                 self._roll_back(fault, directory)
@@ -219,103 +207,31 @@ class Trainer:
         return rules if target is None else [*rules, ReturnReached(target)]
 
     @cached_property
-    def _program(self) -> Program:
-        config = self.config
-        return self.layout.program(
-            *(self.algorithm, self.env, config.num_envs, CHUNK_ROWS),
-            config.on_nonfinite,
-        )
+    def executable(self) -> Executable:
+        """The compiled part; what it needs to compile is traced at the first use."""
+        args = (self.layout, self.algorithm, self.env, self.config)
+        return Executable(*args, self.total_updates)
 
-    def _compile(self) -> None:
-        """Lower, compile and place; the state is made on the devices, or restored.
+    def compile(self) -> None:
+        """Compile; the state is made on the devices, unless it was restored."""
+        start = time.perf_counter()
+        state = self.state if self._restored else None
+        self.state: TrainState = self.executable.compile(state)
+        self.compile_seconds = time.perf_counter() - start
 
-        XLA compiles in a thread, while the next program is traced in this one.
-        """
-        config, program = self.config, self._program
-        key, self._eval_key = jax.random.split(jax.random.key(config.seed))
-        self._args = program.place((self.algorithm, self.env))
-        self._total = program.place(jnp.float32(self.total_updates))
-        one = program.place(jnp.int32(1))
-        with ThreadPoolExecutor() as compiler:
-            init: Any = None
-            if not self._restored:
-                lowered = program.init.lower(program.place(key), *self._args)
-                init = compiler.submit(lowered.compile)
-            chunk = compiler.submit(
-                program.chunk.lower(
-                    program.shapes, *self._args, self._total, one
-                ).compile
-            )
-            if init is not None:
-                self.state: TrainState = init.result()(program.place(key), *self._args)
-            if config.eval_episodes:
-                algorithm, env, state = local((*self._args, self.state.algorithm))
-                self._evaluator = Evaluator(config.eval_episodes).compile(
-                    algorithm, env, state, self._eval_key
-                )
-            self._call = chunk.result()
-
-    def _chunk(self, updates: int) -> tuple[list[Row], str | None]:
+    def advance(self, updates: int) -> tuple[list[Row], str | None]:
         """Make updates: their rows, and what was not finite in the next, if so."""
-        count = self._program.place(jnp.int32(updates))
-        self.state, table, ended = self._call(
-            self.state, *self._args, self._total, count
-        )
-        table, (made, faults) = jax.device_get((table, ended))
-        made, first = int(made), self.update + 1
-        self.update += made
+        self.state, table, made, faults = self.executable.advance(self.state, updates)
+        first, self.update = self.update + 1, self.update + made
         rows = self.history.add(first, {k: v[:made] for k, v in table.items()})
         if made < updates:
             failed = {name: float(column[made]) for name, column in table.items()}
             words = guards.describe(faults, failed, self.config.num_envs)
             return rows, f"update {self.update + 1:,}: not finite: {words}"
-        return rows, self._count_skips(rows)
-
-    def _count_skips(self, rows: list[Row]) -> str | None:
-        """Warn of the first update that was skipped; too many in a row are a fault."""
-        for row in rows:
-            self._skips = self._skips + 1 if row.get("skipped") else 0
-            if not self._skips:
-                continue
-            words = guards.describe_skipped(row, self.config.num_envs)
-            message = f"update {row['update']:,}: not finite: {words}"
-            if self._skips >= MAX_SKIPS:
-                return f"{message}; {MAX_SKIPS} updates in a row were skipped"
-            if not self._warned:
-                self._warned = True
-                rule = "it was skipped (more such updates are counted, not named)"
-                warnings.warn(f"{message}; {rule}", stacklevel=2)
-        return None
-
-    def _until_boundary(self) -> int:
-        """Updates until the next evaluation or the end."""
-        left = self.total_updates - self.update
-        every = self.config.eval_every
-        if not every:
-            return left
-        next_steps = (self.env_steps // every + 1) * every
-        return min(left, self._updates(next_steps - self.env_steps))
-
-    def _updates(self, steps: int) -> int:
-        """So many steps, rounded up to updates."""
-        return -(-steps // self.steps_per_update)
-
-    def _crosses(self, update: int, updates: int = 1) -> bool:
-        """Whether the last so many updates crossed a multiple of `eval_every`."""
-        every, steps = self.config.eval_every, self.steps_per_update
-        before = (update - updates) * steps
-        return bool(every) and update * steps // every > before // every
-
-    def _due(self, updates: int) -> bool:
-        """Whether, after so many updates, it is time for an evaluation."""
-        ended = self.update == self.total_updates
-        crossed = self._crosses(self.update, updates)
-        return self.config.eval_episodes > 0 and (ended or crossed)
+        return rows, self._skips.look(rows)
 
     def _evaluate(self) -> Evaluation:
-        algorithm, env, state = local((*self._args, self.state.algorithm))
-        key = jax.random.fold_in(self._eval_key, self.update)
-        evaluation = self._evaluator(algorithm, env, state, key)
+        evaluation = self.executable.evaluate(self.state, self.update)
         self.evaluations.append((self.env_steps, evaluation))
         return evaluation
 
@@ -389,10 +305,10 @@ class Trainer:
 
     def _rewind(self, directory: RunDirectory) -> None:
         """Have the directory, and what is kept of it here, end where the state does."""
-        totals = [self._updates(x["total_steps"]) for x in self.processes]
+        totals = [self.schedule.updates(x["total_steps"]) for x in self.processes]
 
         def scheduled(update: int) -> bool:
-            return update in totals or self._crosses(update)
+            return update in totals or self.schedule.crosses(update)
 
         directory.rewind(self.update, scheduled)
         self.history.restart(read_metrics(directory.path / "metrics.jsonl"))
