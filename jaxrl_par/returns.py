@@ -37,18 +37,38 @@ def gae(
 
     Schulman et al. 2016, eq. 16, with the sum cut at episode ends.
     """
+    delta = td_errors(reward, value, next_value, terminated, gamma)
+    return sum_td_errors(delta, terminated | truncated, gamma * lambda_)
+
+
+def td_errors(
+    reward: Array,
+    value: Array,
+    next_value: Array,
+    terminated: Array,
+    gamma: Array | float,
+) -> Array:
+    """delta_t = r_t + gamma V(s_tp1) - V(s_t), [T, ...] float32; see `gae`."""
     # Not a product with 0: what follows a termination may be anything.
     follow = jnp.where(terminated, 0.0, next_value.astype(jnp.float32))
-    delta = reward + gamma * follow - value
-    decay = gamma * lambda_ * jnp.where(terminated | truncated, 0.0, 1.0)
+    return reward + gamma * follow - value
+
+
+def sum_td_errors(td_error: Array, ended: Array, decay: Array | float) -> Array:
+    """Advantages A_t = delta_t + decay * A_tp1, [T, ...], from 0 after an end.
+
+    `ended` [T, ...] covers both kinds of end; `decay` is gamma * lambda.
+    """
+    decays = decay * jnp.where(ended, 0.0, 1.0)
 
     def backwards(advantage: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
         delta_t, decay_t = step
         advantage = delta_t + decay_t * advantage
         return advantage, advantage
 
-    start = jnp.zeros_like(delta[0])
-    return jax.lax.scan(backwards, start, (delta, decay), reverse=True, unroll=8)[1]
+    start = jnp.zeros_like(td_error[0])
+    steps = (td_error, decays)
+    return jax.lax.scan(backwards, start, steps, reverse=True, unroll=8)[1]
 
 
 def discounted_returns(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_par.returns import discounted_returns, gae
+from jaxrl_par.returns import discounted_returns, gae, sum_td_errors, td_errors
 
 F = np.float32
 
@@ -74,6 +74,19 @@ def test_lambda_1_is_monte_carlo_and_lambda_0_the_td_error():
     td_error = reward + 0.9 * np.where(terminated, 0, next_value) - value
     found = gae(reward, value, next_value, terminated, truncated, 0.9, 0.0)
     np.testing.assert_allclose(found, td_error, rtol=1e-5, atol=1e-5)
+
+
+def test_gae_is_the_sum_of_td_errors():
+    """And an error of 0 carries what follows it to what comes before."""
+    *rollout, truncated = random_rollout(4)
+    terminated, ended = rollout[3], rollout[3] | truncated
+    delta = td_errors(*rollout, 0.9)
+    expected = rollout[0] + 0.9 * np.where(terminated, 0, rollout[2]) - rollout[1]
+    np.testing.assert_allclose(delta, expected, rtol=1e-5, atol=1e-5)
+    found = gae(*rollout, truncated, 0.9, 0.5)
+    np.testing.assert_array_equal(found, sum_td_errors(delta, ended, 0.9 * 0.5))
+    summed = sum_td_errors(jnp.array([0.0, 0.0, 8.0]), flags(0, 0, 0), 0.5)
+    np.testing.assert_array_equal(summed, [2, 4, 8])
 
 
 def test_a_batch_equals_each_trajectory_alone():
