@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,11 @@ from jaxrl_par import (
     losses,
     minibatches,
     normalize,
+    outliers,
     spaces,
 )
 from jaxrl_par.networks import auto, base, inputs
-from jaxrl_par.returns import discounted_returns, gae
+from jaxrl_par.returns import discounted_returns, sum_td_errors, td_errors
 from jaxrl_par.types import Array, Axes, EnvSpec, Key, PyTree, Rollout, pytree, static
 
 # policy_loss(log_ratio [N], advantage [N], clip_eps) -> losses [N]
@@ -52,13 +53,14 @@ class Batch:
     value: Array  # [N] of the acting critic
     advantage: Array  # [N]
     target: Array  # [N]
+    weight: Array | None = None  # [N] of mean 1 in a minibatch; before, whether kept
 
 
 _NORMALIZERS = ("normalize_advantage", "normalize_obs", "normalize_reward")
 _RATES = (
     *("learning_rate", "gamma", "gae_lambda", "clip_eps", "value_clip"),
     *("value_coef", "entropy_coef", "max_grad_norm", "adam_eps"),
-    *("target_kl", "adaptive_kl"),
+    *("target_kl", "adaptive_kl", "outlier_bound", "outlier_spread"),
 )
 
 
@@ -74,7 +76,9 @@ class PPO:
     `target_kl` skips the rest of an update's gradient steps once the approximate KL
     exceeds it; `adaptive_kl` moves the learning rate to keep the KL near it.
     `num_groups` is the number of strata of a minibatch, and the most devices that
-    can share the environments.
+    can share the environments. `outliers` says what is done with transitions whose
+    reward, observation or TD error lies more than `outlier_bound` spreads from the
+    median, a spread being at least `outlier_spread` (`outliers.Filter`).
     """
 
     network: base.Factory | base.Network = static(default=auto)
@@ -100,6 +104,9 @@ class PPO:
     normalize_reward: bool = static(default=False)
     squash: bool = static(default=False)
     microbatch_size: int | None = static(default=None)
+    outliers: Literal["drop", "clip"] | None = static(default=None)
+    outlier_bound: float = 10.0
+    outlier_spread: float = 1.0
 
     sharded = ("running_return",)
 
@@ -121,6 +128,7 @@ class PPO:
         for name in ("value_clip", "target_kl", "adaptive_kl"):
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
+        self._outliers().validate()
         self._distribution(spec)
         _check_policy_loss(self.policy_loss)
         base.check_network(self.network, spec)
@@ -173,33 +181,30 @@ class PPO:
         self, state: PPOState, rollout: Rollout, key: Key, axes: Axes
     ) -> tuple[PPOState, dict[str, Array]]:
         """Learn from one rollout in epochs of shuffled minibatches."""
+        value_of = partial(self._value, state)
+        rollout, kept, found = self._outliers().rollout(rollout, axes, value_of)
         statistics = self._statistics(state, rollout, axes)
         reward = rollout.reward
         if self.normalize_reward:
             reward = statistics["return_moments"].scale(reward)
         value = rollout.extras["value"]
-        next_value = rollout.successor_values(value, partial(self._value, state))
-        advantage = gae(
-            reward,
-            value,
-            next_value,
-            rollout.terminated,
-            rollout.truncated,
-            self.gamma,
-            self.gae_lambda,
-        )
+        next_value = rollout.successor_values(value, value_of)
+        delta = td_errors(reward, value, next_value, rollout.terminated, self.gamma)
+        delta, kept, wild = self._outliers().td_errors(delta, kept, axes)
+        ended = rollout.terminated | rollout.truncated
+        advantage = sum_td_errors(delta, ended, self.gamma * self.gae_lambda)
         mask, obs = _split_mask(rollout.obs)
+        extras = outliers.blank(rollout.extras, kept)
         batch = Batch(
             obs=self._normalize(state, obs),
             mask=mask,
-            sample=rollout.extras["sample"],
-            log_prob=rollout.extras["log_prob"],
-            value=value,
             advantage=advantage,
-            target=advantage + value,
+            target=advantage + extras["value"],
+            weight=kept,
+            **extras,
         )
         state, metrics = self._learn(state, batch, rollout.progress, key, axes)
-        return dataclasses.replace(state, **statistics), metrics
+        return dataclasses.replace(state, **statistics), metrics | found | wild
 
     def _statistics(
         self, state: PPOState, rollout: Rollout, axes: Axes
@@ -240,6 +245,8 @@ class PPO:
             carry: tuple[PPOState, Array], rows: Array
         ) -> tuple[tuple[PPOState, Array], dict[str, Array]]:
             shuffled = minibatches.gather(batch, rows, sizes)
+            weight = outliers.weights(shuffled.weight, axes)
+            shuffled = dataclasses.replace(shuffled, weight=weight)
             if self.normalize_advantage:
                 shuffled = _standardize_advantages(shuffled, axes)
             return jax.lax.scan(gradient_step, carry, shuffled)
@@ -285,18 +292,20 @@ class PPO:
         """Policy loss + value_coef * value loss - entropy_coef * entropy, means."""
         distribution = self._distribution(spec)
         outputs, value = self._forward(spec, params, batch.obs, batch.mask)
+        mean = partial(outliers.mean, weight=batch.weight)
         log_ratio = distribution.log_prob(outputs, batch.sample) - batch.log_prob
-        policy = self.policy_loss(log_ratio, batch.advantage, self.clip_eps).mean()
+        policy = mean(self.policy_loss(log_ratio, batch.advantage, self.clip_eps))
         critic = losses.value_loss(value, batch.value, batch.target, self.value_clip)
-        entropy = distribution.entropy(outputs).mean()
-        loss = policy + self.value_coef * critic.mean() - self.entropy_coef * entropy
+        critic = mean(critic)
+        entropy = mean(distribution.entropy(outputs))
+        loss = policy + self.value_coef * critic - self.entropy_coef * entropy
         return loss, {
             "loss": loss,
             "policy_loss": policy,
-            "value_loss": critic.mean(),
+            "value_loss": critic,
             "entropy": entropy,
-            "approx_kl": losses.approx_kl(log_ratio).mean(),
-            "clip_fraction": (jnp.abs(jnp.expm1(log_ratio)) > self.clip_eps).mean(),
+            "approx_kl": mean(losses.approx_kl(log_ratio)),
+            "clip_fraction": mean(jnp.abs(jnp.expm1(log_ratio)) > self.clip_eps),
         }
 
     def _forward(
@@ -319,6 +328,9 @@ class PPO:
     def _zero_moments(self, spec: EnvSpec) -> PyTree:
         space = inputs.network_obs_space(spec)
         return normalize.zero_moments(space) if self.normalize_obs else None
+
+    def _outliers(self) -> outliers.Filter:
+        return outliers.Filter(self.outliers, self.outlier_bound, self.outlier_spread)
 
     def _distribution(self, spec: EnvSpec) -> distributions.Distribution:
         return distributions.for_space(spec.action_space, self.squash)
@@ -353,7 +365,7 @@ def _check_policy_loss(policy_loss: PolicyLoss) -> None:
 
 def _standardize_advantages(batch: Batch, axes: Axes) -> Batch:
     """Advantages [M, N] to mean 0 and deviation 1 within each minibatch."""
-    mean, var = collectives.moments(batch.advantage, 1, axes)
+    mean, var = outliers.moments(batch.advantage, batch.weight, axes)
     advantage = losses.standardize(batch.advantage, mean[:, None], var[:, None])
     return dataclasses.replace(batch, advantage=advantage)
 
