@@ -62,6 +62,9 @@ def path(name: str, value: Any) -> Path:
     """A path, which is given back as one."""
     if not isinstance(value, str | Path):
         raise ValueError(f"{name} {value!r} must be a path")
+    text = str(value)
+    if "\0" in text or not text.isprintable():
+        raise ValueError(f"{name} {value!r} must be a path of printable characters")
     return Path(value)
 
 

@@ -46,8 +46,8 @@ def go(
             stack.enter_context(make_logger(kind, directory.path, description))
             for kind in log
         ]
-        display.start(title, facts)
         stop = stack.enter_context(StopOnSignal())
+        display.start(title, facts)
         with display:
             run = trainer.run([display, *loggers, stop], directory)
     display.result(run, directory.path)
