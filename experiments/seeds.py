@@ -21,8 +21,8 @@ from bench import common
 import jaxrl_par as jp
 from jaxrl_par.cli.startup import prepare_backend
 from jaxrl_par.presets import preset
-from jaxrl_par.train.plots import interquartile_mean, plot_runs
 from jaxrl_par.train.files import write_json
+from jaxrl_par.train.plots import interquartile_mean, plot_runs
 
 
 @dataclasses.dataclass(frozen=True)

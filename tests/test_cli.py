@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -171,6 +172,18 @@ def test_eval_plays_what_the_run_would(trained: tuple[Path, str]) -> None:
     assert status == 0
     expected = jp.load(directory).evaluate(6, 2)
     assert f"{expected.mean_return:.2f} ± {expected.returns.std():.2f} over 6" in out
+
+
+def test_eval_takes_the_best_state_if_it_is_asked_for(
+    trained: tuple[Path, str], tmp_path: Path
+) -> None:
+    directory = Path(shutil.copytree(trained[0], tmp_path / "run"))
+    evaluations = jp.load(directory).evaluations
+    best = max(evaluations, key=lambda pair: pair[1].mean_return)[0]
+    words = ("eval", str(directory), "--episodes", "2", "--checkpoint")
+    assert f"after {best:,} steps" in run_here(*words, "best")[1]
+    last = evaluations[-1][0]
+    assert f"after {last:,} steps" in run_here(*words, "newest")[1]
 
 
 def test_eval_draws_an_episode(trained: tuple[Path, str], tmp_path: Path) -> None:

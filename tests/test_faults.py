@@ -160,7 +160,8 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "refused", r"leaf .*env.inner is float32\(4,\), expected float32\(4, 2\)",
     ),
     "checkpoint: no training state": (
-        partial(foreign, {"x": np.float32(1)}), "refused", "leaf .* is only in the state",
+        partial(foreign, {"x": np.float32(1)}),
+        "refused", "leaf .* is only in the state",
     ),
     "checkpoint: one half written beside it": (
         lambda run: (run / "checkpoints" / ".0000000021.partial").mkdir(),

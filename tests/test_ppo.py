@@ -79,7 +79,7 @@ def test_learning_rate_is_a_staircase_an_update(steady):
     np.testing.assert_allclose(rates, 0.1 * (1 - np.arange(19) / 19), rtol=1e-5)
     np.testing.assert_allclose(rates[1::17], [0.0947368, 0.0052632], rtol=1e-5)
     before = jax.tree.map(np.asarray, trainer.state.algorithm.params)
-    late = trainer._chunk(2)
+    late = trainer.advance(2)[0]
     assert [row["learning_rate"] for row in late] == [0, 0]
     toys.assert_equal(before, trainer.state.algorithm.params)
 
@@ -168,7 +168,8 @@ def test_vmapped_seeds_are_the_single_runs():
     @jax.vmap
     def side_by_side(key):
         state = step.init_state(ONE_STEP, env, ENVS, key)
-        return step.chunk(ONE_STEP, env, state, jnp.float32(10), jnp.int32(10), 10, ())
+        count = jnp.int32(10)
+        return step.chunk(ONE_STEP, env, state, jnp.float32(10), count, 10, ())[:2]
 
     def work():
         with jax.debug_key_reuse(False):  # it misreads keys that vmap transposes
@@ -212,7 +213,7 @@ def test_running_returns_start_afresh_at_a_truncation():
     @toys.quick_jit
     def first_update(key):
         state = step.init_state(algorithm, env, 1, key)
-        state, _ = step.train_step(algorithm, env, state, jnp.float32(1), ())
+        state, *_ = step.train_step(algorithm, env, state, jnp.float32(1), ())
         return state.algorithm.return_moments, state.algorithm.running_return
 
     moments, carried = first_update(jax.random.key(0))

@@ -165,10 +165,13 @@ def test_the_state_is_saved_once_in_a_while_at_the_end_and_at_the_best(
     monkeypatch.setattr(run_directory.time, "monotonic", lambda: clock[0])
     directory = write(tmp_path / "run", save_every=60)
     directory.append(progress())
-    for passed, due in ((0, False), (59, False), (60, True)):
+    for passed, due in ((0, False), (4, False), (5, True)):
         clock[0] = 100.0 + passed
         assert directory.save_due(progress()) is due
     directory.save(progress())
+    for passed, due in ((10, False), (64, False), (65, True), (5, False)):
+        clock[0] = 100.0 + passed
+        assert directory.save_due(progress(update=2)) is due
     assert not directory.save_due(progress(update=2))
     assert directory.save_due(progress(update=2, finished=True))
     for update, value, due in ((3, 5.0, True), (4, 5.0, False), (5, 6.0, True)):

@@ -20,6 +20,7 @@ import common
 import compare_rejax
 import memory
 import ready
+import saving
 
 README = common.HERE / "README.md"
 Rows = list[dict[str, Any]]
@@ -53,6 +54,7 @@ def render(folder: Path) -> dict[str, str]:
         "breakdown": by_task(latest(rows("breakdown"), "env", "network", "num_envs")),
         "ready": described(latest(rows("ready")), ready.render),
         "memory": described(latest(rows("memory")), memory.render),
+        "saving": described(latest(rows("saving")), saving.render),
         "accelerator": accelerated(folder / "accelerator.json"),
     }
 

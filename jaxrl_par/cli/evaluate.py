@@ -12,6 +12,7 @@ import tyro
 from jaxrl_par import checks
 from jaxrl_par.cli import flags
 from jaxrl_par.cli.startup import prepare_backend
+from jaxrl_par.train.checkpoints import Which
 from jaxrl_par.train.evaluate import MAX_EPISODES
 from jaxrl_par.train.render import check_gif, play_episode, render
 from jaxrl_par.train.run import load
@@ -28,6 +29,9 @@ class Arguments:
     ]
     episodes: Annotated[int, tyro.conf.arg(help="greedy episodes to play")] = 100
     seed: Annotated[int, tyro.conf.arg(help="of start states and dynamics")] = 0
+    checkpoint: Annotated[
+        Which, tyro.conf.arg(help="the last state, or the best by evaluation")
+    ] = "newest"
     render: Annotated[
         Path | None, tyro.conf.arg(help="also draw an episode, as a .gif")
     ] = None
@@ -43,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     if given.render is not None:
         check_gif(given.render)
     prepare_backend(samples=0, data=None, device="auto")
-    loaded = load(given.run)
+    loaded = load(given.run, checkpoint=given.checkpoint)
     evaluation = loaded.evaluate(given.episodes, given.seed)
     returns, lengths = evaluation.returns, evaluation.lengths
     name, steps = loaded.env.spec.name, loaded.env_steps

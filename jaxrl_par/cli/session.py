@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -39,6 +40,8 @@ def go(
     log: Sequence[str] = (),
 ) -> int:
     """Train to the end, or to what stops it; the exit status."""
+    # What orbax logs when it fails comes as an error too.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     description = trainer.full_description()
     display = Display()
     with contextlib.ExitStack() as stack:

@@ -89,7 +89,9 @@ class Checkpoints:
             for message in damaged:
                 warnings.warn(f"{message}; {path} is used", stacklevel=2)
             return state, facts
-        reasons = "; ".join(damaged) or "it holds none"
+        reasons = "; ".join(damaged) or (
+            "it holds none (a run is saved a few seconds after its first update)"
+        )
         raise ValueError(f"no checkpoint in {self.directory} can be used: {reasons}")
 
     def clean(self) -> None:

@@ -36,12 +36,12 @@ class Faults:
     obs: Any  # () int32 environments
     reward: Any  # () int32 environments
     metrics: Any  # () int32 metrics
-    params: Any  # () int32 leaves of the parameters
+    state: Any  # () int32 leaves of the algorithm's state
 
     @property
     def any(self) -> Array:
         """Whether anything is, () bool."""
-        return (self.obs + self.reward + self.metrics + self.params) > 0
+        return (self.obs + self.reward + self.metrics + self.state) > 0
 
     @classmethod
     def none(cls) -> Faults:
@@ -50,11 +50,11 @@ class Faults:
 
 
 def find(
-    rollout: Rollout, metrics: Mapping[str, Array], params: PyTree, axes: Axes
+    rollout: Rollout, metrics: Mapping[str, Array], state: PyTree, axes: Axes
 ) -> tuple[Faults, Array]:
     """The faults of an update, and which of the environments [B] have some.
 
-    `metrics` and `params` are what the update made of the rollout.
+    `metrics` and `state`, the same on all devices, are what the update gave.
     """
     reward = ~jnp.isfinite(rollout.reward).all(0)
     obs = jnp.zeros_like(reward)
@@ -66,7 +66,7 @@ def find(
         obs |= ~jnp.isfinite(leaf).all(tuple(range(1, leaf.ndim)))
     envs = jnp.stack([obs.sum(), reward.sum()]).astype(jnp.int32)
     obs_count, reward_count = collectives.total(envs, axes)
-    faults = Faults(obs_count, reward_count, _count(metrics), _count(params))
+    faults = Faults(obs_count, reward_count, _count(metrics), _count(state))
     return faults, obs | reward
 
 
@@ -93,7 +93,7 @@ def describe(faults: Faults, metrics: Mapping[str, float], num_envs: int) -> str
     names = [name for name, value in metrics.items() if not np.isfinite(value)]
     names = [name for name in names if not name.startswith("episode_")]
     parts += sorted(names, key=lambda name: ("loss" not in name, "grad" not in name))
-    return ", ".join([*parts, *(["parameters"] if faults.params else [])])
+    return ", ".join([*parts, *(["algorithm state"] if faults.state else [])])
 
 
 def skip_metrics(faults: Faults) -> dict[str, Array]:

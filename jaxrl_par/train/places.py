@@ -49,10 +49,12 @@ class Lock:
     """
 
     def __init__(self, path: Path) -> None:
-        # Here, for Windows has none.
-        import fcntl
-
-        self._file: int | None = os.open(path, os.O_RDONLY)
+        self._file: int | None = None
+        try:
+            import fcntl
+        except ImportError:  # Windows has none
+            return
+        self._file = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -91,8 +93,8 @@ def commit() -> str | None:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that results depend on."""
-    packages = ("jaxrl_par", "jax", "jaxlib", "flax", "optax", "numpy")
-    found = {name: _version(name) for name in packages}
+    packages = "jaxrl_par jax jaxlib flax optax numpy orbax-checkpoint"
+    found = {name: _version(name) for name in packages.split()}
     return {"python": platform.python_version(), **found}
 
 

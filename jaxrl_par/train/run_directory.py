@@ -15,6 +15,7 @@ are whole at every instant. No file has a bare NaN: what is not finite is null.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,8 @@ from jaxrl_par.train.places import Lock, check_fresh, commit
 from jaxrl_par.train.run import CHECKPOINTS
 
 _FILES = ("metrics.jsonl", "timing.jsonl", "evaluations.jsonl")
+# Seconds to the first checkpoint, before which nothing can be gone on with.
+_FIRST = 5.0
 # Episodes of the mean return in the summary.
 _RECENT_EPISODES = 100
 
@@ -93,7 +96,8 @@ class RunDirectory:
         best = mean_return is not None and (
             self._best is None or mean_return > self._best
         )
-        late = time.monotonic() - self._saved_at >= self._every
+        wait = self._every if self._saved is not None else min(self._every, _FIRST)
+        late = time.monotonic() - self._saved_at >= wait
         return progress.finished or best or late
 
     def save(self, progress: Progress) -> None:
@@ -243,8 +247,8 @@ def recent_return(rows: list[tuple[int, float]]) -> float | None:
 
 
 def _mean_return(progress: Progress) -> float | None:
-    """Of the evaluation made at this point, if an episode ended in it."""
-    evaluation = progress.evaluation
-    if evaluation is None or not evaluation.returns.size:
+    """Of the evaluation made at this point, if there is a finite one."""
+    if progress.evaluation is None:
         return None
-    return evaluation.mean_return
+    value = progress.evaluation.mean_return
+    return value if math.isfinite(value) else None

@@ -73,7 +73,8 @@ def train_step(
     progress = state.update.astype(jnp.float32) / total_updates
     state, rollout = collect(algorithm, env, state, rollout_key, progress, axes)
     learned, metrics = algorithm.update(state.algorithm, rollout, update_key, axes)
-    faults, faulty = guards.find(rollout, metrics, learned.params, axes)
+    shared = dataclasses.replace(learned, **dict.fromkeys(algorithm.sharded))
+    faults, faulty = guards.find(rollout, metrics, shared, axes)
     if on_nonfinite == "skip":
         learned = guards.choose(faults.any, state.algorithm, learned)
         metrics = metrics | guards.skip_metrics(faults)
