@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 import toys
 from commands import run_here
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 import jaxrl_par as jp
 from jaxrl_par.train.run_directory import RunDirectory
 
-EXAMPLES = 200
+EXAMPLES = 150
 SECONDS = 10.0  # until a refusal
 LAX = settings(
     max_examples=EXAMPLES,
@@ -110,6 +111,7 @@ def test_the_command_runs_or_refuses(
             assert status in (0, 3, 75), (status, error)
             assert jp.load(out).env_steps >= (0 if status == 3 else 4)
             assert (Path(out) / "summary.json").exists()
+            jax.clear_caches()  # else the programs of a hundred runs stay
 
 
 VALUES: dict[str, list[Any]] = {
@@ -168,6 +170,7 @@ def test_train_runs_or_refuses(
         if out is not None:
             loaded = jp.load(out, algorithm, env)
             toys.assert_equal(loaded.state, run.state)
+        jax.clear_caches()
 
 
 def test_a_refusal_names_what_was_wrong(tmp_path: Path) -> None:

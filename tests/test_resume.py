@@ -93,6 +93,15 @@ def test_a_stopped_run_goes_on_to_the_bit(whole: Any, copy: Path) -> None:
         assert summary[name] == expected[name]
 
 
+def test_a_checkpoint_says_what_made_it(half: Path) -> None:
+    config = json.loads((half / "config.json").read_text())
+    for path in (half / "checkpoints").iterdir():
+        kept = json.loads((path / "manifest.json").read_text())["facts"]["config"]
+        for name in set(kept) - {"processes"}:
+            assert kept[name] == config[name]
+        assert {"algorithm", "env", "versions", "num_envs", "seed"} <= set(kept)
+
+
 def test_stopping_again_and_again_changes_nothing(whole: Any, copy: Path) -> None:
     for update in (21, 22, 27, 28, 39):
         jp.resume(copy, TALLY, FATE, callbacks=[stop_at(update)])

@@ -127,7 +127,7 @@ class Trainer:
 
     @property
     def env_steps(self) -> int:
-        """Environment steps done: a Python integer, which cannot overflow."""
+        """Environment steps made: a Python integer, which cannot overflow."""
         return self.update * self.steps_per_update
 
     @property

@@ -83,7 +83,11 @@ class Run:
         directory.mkdir(parents=True, exist_ok=True)
         description = full_description(self.algorithm, self.env, self.config)
         files.write_json(directory / "config.json", description)
-        facts = {"update": int(self.state.update), "seconds": self.seconds}
+        facts = {
+            "update": int(self.state.update),
+            "seconds": self.seconds,
+            "config": description,
+        }
         snapshot = checkpoint.Snapshot.of(self.state)
         path = directory / CHECKPOINTS / checkpoint.name_of(facts["update"])
         checkpoint.save(path, snapshot, facts)

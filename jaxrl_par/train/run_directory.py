@@ -113,6 +113,7 @@ class RunDirectory:
             "seconds": progress.seconds,
             "rollbacks": progress.rollbacks,
             "mean_return": mean_return,
+            "config": self._description,
         }
         summary = self._summary(progress)
 
