@@ -35,10 +35,9 @@ SETTINGS = {
 
 def work(path: Path) -> None:
     """Train, or go on."""
-    if (path / "checkpoints").is_dir() and any((path / "checkpoints").glob("0*")):
+    if (path / "config.json").exists():
         jp.resume(path, toys.Tally(), ENV)
     else:
-        # A directory without a checkpoint was killed before its first one.
         shutil.rmtree(path, ignore_errors=True)
         jp.train(toys.Tally(), ENV, out=path, **SETTINGS)
 

@@ -40,7 +40,8 @@ def test_without_evaluations_the_best_is_the_newest(tmp_path):
     store = Checkpoints(tmp_path / "c", keep=3)
     write(store, *((n, None) for n in range(1, 6)))
     assert kept(store) == [5, 4, 3]
-    assert store.load(LIKE, "best")[0]["x"] == 5
+    with pytest.warns(UserWarning, match="none was evaluated: the newest is taken"):
+        assert store.load(LIKE, "best")[0]["x"] == 5
 
 
 @pytest.mark.parametrize("spoil", ["truncate", "empty", "moved", "file"])
@@ -111,8 +112,30 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     for name in (".0000000002.partial", ".0000000001.old"):
         (tmp_path / name / "state").mkdir(parents=True)
     assert store.load(LIKE)[0]["x"] == 1
-    store.clean()
+    store.rewind(1)
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint.name_of(1)]
+    # Killed between the two renames of a checkpoint that took another's place.
+    (tmp_path / checkpoint.name_of(1)).rename(tmp_path / ".0000000001.old")
+    store.rewind(1)
+    assert store.load(LIKE)[0]["x"] == 1
+
+
+def test_what_is_damaged_or_beyond_is_put_aside_and_counts_for_nothing(tmp_path):
+    """Else it would push out whole ones, and be the best for ever."""
+    store = Checkpoints(tmp_path, keep=2)
+    write(store, (1, 5.0), (2, 9.0), (3, 1.0), (4, 2.0))
+    for update in (2, 4):
+        (tmp_path / checkpoint.name_of(update) / "state" / "_METADATA").write_text("x")
+    with pytest.warns(UserWarning, match="0000000004.*0000000003 is used"):
+        _, facts = store.load(LIKE)
+    store.rewind(facts["update"])
+    assert kept(store) == [3]
+    assert store.best_return() == 1.0
+    write(store, (4, 2.0))
+    assert kept(store) == [4, 3]
+    assert store.load(LIKE, "best")[0]["x"] == 4
+    names = {path.name for path in tmp_path.iterdir() if path.name.endswith("damaged")}
+    assert names == {"0000000002.damaged", "0000000004.damaged"}
 
 
 def test_leaves_are_put_where_they_are_wanted(tmp_path):

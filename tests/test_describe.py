@@ -66,3 +66,13 @@ def test_an_environment_of_the_users_must_be_passed_again():
 )
 def test_algorithms(policy):
     assert again(policy) == policy
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["os:system", "jaxrl_par.cli.main:main", "jaxrl_par.train.loop:train",
+     "jaxrl_par.networks.base:partial", "jaxrl_par:train", "jaxrl_par.envs:os"],
+)  # fmt: skip
+def test_nothing_but_the_parts_of_agents_and_environments_is_found(path):
+    with pytest.raises((ValueError, ImportError), match=r"is not part of|No module"):
+        rebuild({"path": path}, "algorithm.network")

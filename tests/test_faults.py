@@ -6,13 +6,16 @@ in numbers, loggers, disks and signals are at the end. README.md has the kinds.
     previous   the checkpoint is named in a warning, and the one before it used
     refused    one error names the file, before anything is compiled or touched
     harmless   nothing that counts was in it: the run goes on to the bit
+    anew       a warning says that the run starts anew; it ends equal to the bit
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import shutil
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -175,9 +178,8 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         partial(every, PARTS["arrays"], CONTENTS["half of it"]),
         "refused", "no checkpoint in .* can be used: .*size or SHA-256 differs",
     ),
-    "all checkpoints: gone": (
-        lambda run: shutil.rmtree(run / "checkpoints"),
-        "refused", "no checkpoint in .*checkpoints can be used: it holds none",
+    "all checkpoints: gone, as before the first": (
+        lambda run: shutil.rmtree(run / "checkpoints"), "anew", "",
     ),
     **{
         f"config.json: {how}": (
@@ -208,6 +210,9 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         )
         for how in ("half of it", "nothing in it", "a pickle", "not there")
     },
+    "config.json: no list of processes": (
+        partial(edit, "config.json", {"processes": 3}), "refused", "it has no process",
+    ),
     "metrics.jsonl: a line that is not whole at its end": (
         partial(torn, "metrics.jsonl"), "harmless", "",
     ),
@@ -227,6 +232,12 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     ),
     "evaluations.jsonl: no JSON in a line": (
         partial(line, "evaluations.jsonl", 0, "x"), "refused", "damaged: line 1",
+    ),
+    "metrics.jsonl: a blank line at its end": (
+        partial(spoil, "metrics.jsonl", lambda data: data + b"\n"), "harmless", "",
+    ),
+    "timing.jsonl: no JSON in a line": (
+        partial(line, "timing.jsonl", 0, "x"), "refused", "timing.jsonl is damaged",
     ),
     "timing.jsonl: a line that is not whole at its end": (
         partial(torn, "timing.jsonl"), "harmless", "",
@@ -284,7 +295,9 @@ def test_a_fault_in_a_directory(whole: Any, run: Path, name: str) -> None:
         assert int(loaded.state.update) == 19
         assert snapshot(run) == before
     else:
-        resumed = jp.resume(run, TALLY, FATE)
+        anew = pytest.warns(UserWarning, match="holds no checkpoint: the run starts an")
+        with anew if promise == "anew" else contextlib.nullcontext():
+            resumed = jp.resume(run, TALLY, FATE)
         toys.assert_equal(resumed.state, whole[1].state)
         for file in ("metrics.jsonl", "evaluations.jsonl"):
             assert (run / file).read_bytes() == (whole[0] / file).read_bytes()
@@ -337,6 +350,28 @@ CALLBACKS = {
     "a callback exits": SystemExit(1),
     "a callback is interrupted": KeyboardInterrupt(),
 }
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)],
+)
+def test_a_signal_to_a_program_saves_before_it_ends_it(
+    whole: Any, number: int, error: type[BaseException], tmp_path: Path
+) -> None:
+    def send(progress: jp.Progress) -> None:
+        if progress.update == 12:
+            signal.raise_signal(number)
+
+    out, settings = tmp_path / "run", SETTINGS | {"save_every": 1e6}
+    before = signal.getsignal(number)
+    with pytest.raises(error):
+        jp.train(TALLY, FATE, out=out, callbacks=[send], **settings)
+    assert signal.getsignal(number) is before
+    loaded = jp.load(out, TALLY, FATE)
+    assert int(loaded.state.update) == len(loaded.metrics["update"]) == 12
+    assert loaded.reason == signal.Signals(number).name
+    toys.assert_equal(jp.resume(out, TALLY, FATE).state, whole[1].state)
 
 
 @pytest.mark.parametrize("name", CALLBACKS)

@@ -15,6 +15,7 @@ import toys
 from commands import TRAIN, run_here
 
 import jaxrl_par as jp
+from jaxrl_par.envs.probes import ContinuousEcho
 from jaxrl_par.train import guards
 
 ENVS = 16
@@ -109,6 +110,19 @@ def test_what_follows_a_termination_is_no_fault() -> None:
 def test_environments_are_counted_over_all_devices(data: int) -> None:
     error = diverge(planted(envs=(0, 5, 6, 15)), data=data)
     assert "reward in 4 of 16 environments" in str(error)
+
+
+def test_an_action_that_is_not_finite_is_named() -> None:
+    class Wild(toys.Tally):
+        """Acts with NaN."""
+
+        def act(self, state: Any, carry: Any, obs: Any, noise: Any, greedy: bool):
+            carry, action, extras = super().act(state, carry, obs, noise, greedy)
+            return carry, action * jnp.nan, extras
+
+    env = ContinuousEcho()
+    with pytest.raises(jp.DivergedError, match=r"update 1: .*action in 16 of 16 env"):
+        jp.train(jp.pytree(Wild)(), env, **SETTINGS)
 
 
 def test_an_exploding_loss_is_named() -> None:
@@ -208,6 +222,12 @@ def test_without_a_fault_the_policies_are_equal_to_the_bit(tmp_path: Path) -> No
     assert sum(runs[1].metrics["skipped"]) == 0
 
 
+def test_a_run_all_of_which_is_skipped_is_stopped() -> None:
+    with pytest.warns(UserWarning, match="update 1: .*skipped"):
+        error = diverge(planted(at=2, for_ever=True), on_nonfinite="skip")
+    assert str(error).endswith("; 10 updates in a row were skipped")
+
+
 def test_a_run_that_only_skips_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would look alive, and learn nothing."""
     monkeypatch.setattr(guards, "MAX_SKIPS", 5)
@@ -274,6 +294,7 @@ def test_a_fault_that_comes_again_is_rolled_back_so_often_and_no_more(
         f"rolled back to update 0 ({n} of at most 2)" for n in (1, 2)
     ]
     assert str(error).startswith("update 3: not finite: reward in 1 of 16")
+    assert "; 2 rollbacks are spent; " in str(error)
     assert jp.load(tmp_path, TALLY, planted()).env_steps == 128
 
 

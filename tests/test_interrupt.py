@@ -36,7 +36,7 @@ def test_a_signal_stops_in_good_order_and_a_second_one_at_once(
     assert signal.getsignal(signal.SIGINT) is before
     said = capfd.readouterr().err
     assert "SIGINT: finishing what runs, then saving; again to leave at once" in said
-    assert "SIGTERM: left at once" in said
+    assert "SIGTERM: left at once; what was saved is whole" in said
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,41 @@ def test_a_longer_total_is_as_if_it_had_been_set_at_first(
     assert [p["total_steps"] for p in config["processes"]] == [640, 1280]
 
 
+def test_evaluations_that_were_made_stay_whatever_changes(copy: Path) -> None:
+    other = jp.resume(copy, TALLY, FATE, eval_every=16 * 10)
+    assert [steps // 16 for steps, _ in other.evaluations] == [7, 14, 30, 40]
+
+
+def test_a_run_that_reached_its_return_stays_ended(tmp_path: Path) -> None:
+    run = tally(tmp_path, stop_at_return=-1e9)
+    assert (run.env_steps, run.reason) == (16 * 7, "stop_at_return")
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    again = jp.resume(tmp_path, TALLY, FATE)
+    assert (again.env_steps, again.reason) == (16 * 7, "stop_at_return")
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert jp.resume(tmp_path, TALLY, FATE, stop_at_return=None).env_steps == 16 * 40
+
+
+def test_what_was_passed_and_differs_is_named(copy: Path) -> None:
+    with pytest.warns(UserWarning) as seen:
+        jp.resume(copy, toys.Tally(rate=0.5), toys.Fate(max_steps=6, end=0.9))
+    assert [str(w.message) for w in seen] == [
+        f"{name} differs from the run's in {field}: "
+        "the run goes on with what was passed"
+        for name, field in (("algorithm", "rate"), ("env", "end"))
+    ]
+
+
+def test_a_sum_of_rewards_that_overflows_is_no_obstacle(tmp_path: Path) -> None:
+    """Of finite rewards: its row has null for the return."""
+    env, settings = toys.Steady(pay=3e37, max_steps=30), {"num_envs": 4}
+    settings |= {"total_steps": 16 * 20, "eval_episodes": 0, "chunk_seconds": 1e-6}
+    algorithm = toys.Tally(rate=1e-3)
+    jp.train(algorithm, env, out=tmp_path, callbacks=[stop_at(10)], **settings)
+    run = jp.resume(tmp_path, algorithm, env)
+    assert run.env_steps == 16 * 20
+
+
 def test_the_evaluation_at_the_end_of_a_run_that_is_extended_stays(
     whole: Any, tmp_path: Path
 ) -> None:
@@ -206,6 +241,10 @@ REFUSED = {
     "another size": (
         {"algorithm": toys.Tally(rollout_length=5)},
         r"last\['action'\] is int32\(4, 4\), expected int32\(4, 5\)",
+    ),
+    "another algorithm": (
+        {"algorithm": jp.PPO(jp.MLP((4,)), rollout_length=4)},
+        r"leaf \.algorithm\.params is .*|leaf \.algorithm\..* is only in the",
     ),
     "another env": (
         {"env": toys.Steady()},

@@ -94,6 +94,11 @@ def test_a_run_says_what_it_is_in_one_line(run):
     assert repr(run) == "<Run of PPO on CartPole-v1: 32 steps>"
 
 
+def test_a_run_is_saved_to_a_fresh_place_alone(run, directory):
+    with pytest.raises(ValueError, match="is not empty: it holds a run, with which"):
+        run.save(directory)
+
+
 def test_a_loaded_run_is_the_same(run, directory):
     loaded = jp.load(directory)
     toys.assert_equal(loaded.state, run.state)

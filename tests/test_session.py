@@ -108,11 +108,7 @@ def test_a_second_signal_leaves_at_once_and_harms_nothing(
         time.sleep(0.01)  # two at once are one
     process.communicate(timeout=60)
     assert process.returncode == 143
-    if any((out / "checkpoints").glob("0*")):
-        assert_goes_on(out, whole)
-    else:
-        with pytest.raises(ValueError, match="no checkpoint"):
-            jp.load(out)
+    assert_goes_on(out, whole)  # from its start, if it had no checkpoint
 
 
 def test_a_signal_before_the_first_update_leaves_nothing(tmp_path: Path) -> None:
@@ -127,7 +123,7 @@ def test_a_signal_before_the_first_update_leaves_nothing(tmp_path: Path) -> None
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert "SIGTERM: left at once" in err
+    assert "SIGTERM: left at once; nothing was trained" in err
     assert time.monotonic() - begin < 10
     assert not out.exists()
 
@@ -146,7 +142,7 @@ def test_a_return_that_is_reached_ends_the_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     status, said, _ = run(*train(out, "--stop-at-return", "9"))
     assert status == 0
-    assert "stopped   stop_at_return" in said
+    assert f"stop_at_return; jaxrl-par resume {out} --stop-at-return None goes" in said
     found = summary(out)
     assert found["reason"] == "stop_at_return"
     assert found["evaluation"]["mean_return"] >= 9
@@ -167,6 +163,18 @@ def test_a_run_that_is_done_can_be_made_longer(whole: Path, tmp_path: Path) -> N
     assert jp.load(out).env_steps >= 2 * TOTAL
     status, _, err = run("resume", str(out), "--total-steps", "9")
     assert (status, "must be at least the" in err) == (2, True)
+
+
+def test_saving_evaluating_and_logging_every_update_ends(tmp_path: Path) -> None:
+    """Five updates, each with an evaluation, a checkpoint and a log."""
+    out, begin = tmp_path / "run", time.monotonic()
+    words = "--total-steps 1280 --eval-every 256 --save-every 0 --log tensorboard"
+    status, _, err = run(*train(out, *words.split()))
+    assert status == 0, err
+    assert time.monotonic() - begin < 120
+    loaded = jp.load(out)
+    assert [steps for steps, _ in loaded.evaluations] == [256 * n for n in range(1, 6)]
+    assert list((out / "tensorboard").iterdir())
 
 
 def test_two_processes_do_not_write_one_directory(tmp_path: Path) -> None:

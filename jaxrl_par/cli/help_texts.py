@@ -4,7 +4,8 @@ RUN = {
     "num_envs": "environments that run at once",
     "total_steps": "environment steps, over all environments; rounded up to updates",
     "seed": "the same seed gives the same run",
-    "eval_every": "steps between greedy evaluations (None: only at the end)",
+    "eval_every": "steps between greedy evaluations (None: only at the end; "
+    "with --stop-at-return, a twentieth of the run)",
     "eval_episodes": "episodes of an evaluation (0: none)",
     "reset": "pool: starts drawn from a few per environment; exact: a new one each",
     "pool_size": "starts per environment and rollout, for --reset pool",

@@ -66,7 +66,8 @@ class StopOnSignal:
             return
         # Whatever shows a live line has hidden the cursor.
         cursor = "\x1b[?25h" if sys.stdout.isatty() else ""
-        _say(f"{cursor}{name}: left at once")
+        kept = "what was saved is whole" if self._running else "nothing was trained"
+        _say(f"{cursor}{name}: left at once; {kept}")
         self._leave(128 + number)
 
 

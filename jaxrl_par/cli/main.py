@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxrl_par import checks
 
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _plain_interrupts():
             warnings.showwarning = _show_warning
             return _dispatch(arguments)
     except SystemExit as end:  # from the parser, which has printed its message
@@ -77,6 +79,26 @@ def _dispatch(arguments: list[str]) -> int:
     checks.known("command", arguments[0], COMMANDS)
     module = importlib.import_module(f"jaxrl_par.cli.{COMMANDS[arguments[0]][0]}")
     return module.run(arguments[1:])
+
+
+@contextlib.contextmanager
+def _plain_interrupts() -> Iterator[None]:
+    """Let SIGINT end the process at once, until a run takes it in hand.
+
+    As an exception it can come up where JAX collects garbage, and be lost.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:

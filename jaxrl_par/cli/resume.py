@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,13 +27,14 @@ many devices, it ends as if it had never been stopped. Flags start from the run'
   jaxrl-par resume runs/mine
   jaxrl-par resume runs/mine --total-steps 2e6    rates that fall over the run follow
                                                   the new total from there on
-  jaxrl-par resume runs/mine --help               what may change"""
+  jaxrl-par resume runs/mine --help               the flags, with the run's values"""
 
 
 def run(argv: Sequence[str]) -> int:
     """Resume; returns the exit status."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(_USAGE)
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in CHANGEABLE)
+        print(f"{_USAGE}\n\n{textwrap.fill(f'What may change: {names}, --log.', 80)}")
         return 0 if argv else 2
     if argv[0].startswith("-"):
         raise ValueError(
@@ -51,7 +53,10 @@ def run(argv: Sequence[str]) -> int:
         if value != getattr(before, name)
     }
     config = dataclasses.replace(before, **changes)
-    rollout_length = saved["algorithm"].get("fields", {}).get("rollout_length", 1)
+    try:
+        rollout_length = int(saved["algorithm"]["fields"]["rollout_length"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path / 'config.json'} is damaged: {error!r}") from None
     prepare_backend(config.num_envs * rollout_length, config.data, config.device)
     trainer, directory = reopen(path, notes={"log": parsed.log}, **changes)
     title = f"{trainer.env.spec.name}, from {path}, at {trainer.env_steps:,} steps"
@@ -81,7 +86,10 @@ def _facts(
     if moved:
         facts["versions"] = f"others than before, of {', '.join(moved)}"
     if changes:
-        facts["changed"] = ", ".join(f"{k} {v}" for k, v in changes.items())
+        named = [
+            f"{k} {v:,}" if type(v) is int else f"{k} {v}" for k, v in changes.items()
+        ]
+        facts["changed"] = ", ".join(named)
     facts["plan"] = f"{trainer.total_steps:,} steps in all"
     if "total_steps" in changes:
         rule = "rates that fall over the run now fall towards this total"

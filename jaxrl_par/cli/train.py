@@ -196,7 +196,8 @@ def _all_changes(new: Any, old: Any) -> dict[str, Any]:
 
 def _facts(choices: Choices, trainer: Trainer) -> dict[str, str]:
     """What is said before the run starts."""
-    changed = ", ".join(f"{k} {v}" for k, v in choices.changed.items())
+    words = {k: " ".join(v) if k == "log" else v for k, v in choices.changed.items()}
+    changed = ", ".join(f"{k} {v}" for k, v in words.items())
     rollout = f"{choices.config.num_envs} x {choices.algorithm.rollout_length}"
     return {
         "settings": choices.source + (f"; changed: {changed}" if changed else ""),

@@ -107,7 +107,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         if name not in content["files"]:
             rule = "it is not in the manifest"
         elif name not in found:
-            rule = "it is missing"
+            rule = "it is not below the checkpoint"
         elif _digest(found[name]) != content["files"][name]:
             rule = "its size or SHA-256 differs from the manifest's"
         else:

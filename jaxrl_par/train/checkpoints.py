@@ -57,6 +57,12 @@ class Checkpoints:
         if writing is not None:
             writing.result()
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is none, be it whole or damaged."""
+        self.wait()
+        return not self._paths()
+
     def best_return(self) -> float | None:
         """The highest mean return among the checkpoints, or None."""
         self.wait()
@@ -88,16 +94,31 @@ class Checkpoints:
                 continue
             for message in damaged:
                 warnings.warn(f"{message}; {path} is used", stacklevel=2)
+            if which == "best" and _mean_return(path) is None:
+                rule = "none was evaluated: the newest is taken for the best"
+                warnings.warn(f"checkpoints in {self.directory}: {rule}", stacklevel=2)
             return state, facts
-        reasons = "; ".join(damaged) or (
-            "it holds none (a run is saved a few seconds after its first update)"
-        )
+        reasons = "; ".join(damaged) or "it holds none"
         raise ValueError(f"no checkpoint in {self.directory} can be used: {reasons}")
 
-    def clean(self) -> None:
-        """Remove what a killed process left half written."""
-        for path in self.directory.glob(".*.*"):
+    def rewind(self, update: int) -> None:
+        """Leave whole checkpoints of at most this update; others are put aside.
+
+        What a killed process left half written, or half replaced, is removed or put
+        back.
+        """
+        self.wait()
+        for old in self.directory.glob(".*.old"):
+            path = old.with_name(old.name[1:].removesuffix(".old"))
+            if not path.exists():
+                old.rename(path)
+        for path in self.directory.glob(".*"):
             shutil.rmtree(path, ignore_errors=True)
+        for path in self._paths():
+            if _update(path) > update or not _is_whole(path):
+                aside = path.with_name(f"{path.name}.damaged")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
 
     def _write(self, snapshot: Snapshot, facts: Mapping[str, Any]) -> None:
         path = self.directory / checkpoint.name_of(facts["update"])
@@ -112,6 +133,14 @@ class Checkpoints:
         """From the newest to the oldest."""
         names = self.directory.iterdir() if self.directory.is_dir() else ()
         return sorted((p for p in names if p.name.isdecimal()), key=_update)[::-1]
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        checkpoint.read_manifest(path)
+    except DamagedError:
+        return False
+    return True
 
 
 def _update(path: Path) -> int:

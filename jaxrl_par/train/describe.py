@@ -17,6 +17,8 @@ import numpy as np
 from jaxrl_par.envs.adapters.gymnax import Gymnax
 from jaxrl_par.envs.registry import make
 
+# Where agents and environments are made of; nothing else is looked up by a name.
+_ROOMS = {"algorithms", "envs", "losses", "networks", "spaces"}
 _PACKAGE = __name__.split(".")[0]
 
 
@@ -72,9 +74,11 @@ def rebuild(data: Any, what: str) -> Any:
 
 def _find(path: str, what: str) -> Any:
     module, _, name = path.partition(":")
-    if module.split(".")[0] == _PACKAGE and name.isidentifier():
+    parts = module.split(".")
+    if parts[0] == _PACKAGE and set(parts[1:2]) <= _ROOMS and name.isidentifier():
         found = getattr(importlib.import_module(module), name, None)
-        if inspect.isfunction(found) or dataclasses.is_dataclass(found):
+        usable = inspect.isfunction(found) or dataclasses.is_dataclass(found)
+        if usable and getattr(found, "__module__", None) == module:
             return found
     raise ValueError(
         f"{what} {path} is not part of {_PACKAGE}: it can be loaded in Python alone, "

@@ -96,9 +96,18 @@ class Display:
             self._print(f"  {'':10}{evaluation.unfinished} episodes did not end")
         skipped = int(run.metrics.get("skipped", np.zeros(1)).sum())
         if skipped:
-            self._print(f"  {'skipped':10}{skipped:,} updates that were not finite")
+            count = f"{skipped:,} of {len(run.metrics['update']):,}"
+            self._print(f"  {'skipped':10}{count} updates that were not finite")
+        filtered = [
+            f"{v.sum():,.0f} {k[8:]}"
+            for k, v in run.metrics.items()
+            if k[:8] == "outlier_"
+        ]
+        if filtered:
+            self._print(f"  {'outliers':10}{', '.join(filtered)}")
         if run.reason is not None:
-            more = f"; jaxrl-par resume {directory} goes on" if directory else ""
+            flag = " --stop-at-return None" if run.reason == "stop_at_return" else ""
+            more = f"; jaxrl-par resume {directory}{flag} goes on" if directory else ""
             self._print(f"  {'stopped':10}{run.reason}{more}")
         if directory is not None:
             self._print(f"  {'run':10}{directory}")

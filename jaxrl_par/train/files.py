@@ -96,7 +96,8 @@ def flush(path: Path) -> None:
 
 
 def _lines(path: Path) -> list[bytes]:
-    return path.read_bytes().split(b"\n")[:-1]  # what follows the last is not whole
+    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last is not whole
+    return [line for line in lines if line.strip()]
 
 
 def _row(path: Path, number: int, line: bytes, needed: Sequence[str]) -> Row:

@@ -34,6 +34,7 @@ class Faults:
     """How much of an update is not finite, over all devices."""
 
     obs: Any  # () int32 environments
+    action: Any  # () int32 environments
     reward: Any  # () int32 environments
     metrics: Any  # () int32 metrics
     state: Any  # () int32 leaves of the algorithm's state
@@ -41,12 +42,13 @@ class Faults:
     @property
     def any(self) -> Array:
         """Whether anything is, () bool."""
-        return (self.obs + self.reward + self.metrics + self.state) > 0
+        return (self.obs + self.action + self.reward + self.metrics + self.state) > 0
 
     @classmethod
     def none(cls) -> Faults:
         """Of an update in which all is finite."""
-        return cls(jnp.int32(0), jnp.int32(0), jnp.int32(0), jnp.int32(0))
+        zero = jnp.int32(0)
+        return cls(zero, zero, zero, zero, zero)
 
 
 def find(
@@ -64,10 +66,13 @@ def find(
             obs |= ~jnp.isfinite(leaf).all((0, *range(2, leaf.ndim)))
     for leaf in _floats(rollout.last_obs):
         obs |= ~jnp.isfinite(leaf).all(tuple(range(1, leaf.ndim)))
-    envs = jnp.stack([obs.sum(), reward.sum()]).astype(jnp.int32)
-    obs_count, reward_count = collectives.total(envs, axes)
-    faults = Faults(obs_count, reward_count, _count(metrics), _count(state))
-    return faults, obs | reward
+    action = jnp.zeros_like(reward)
+    for leaf in _floats(rollout.action):
+        action |= ~jnp.isfinite(leaf).all((0, *range(2, leaf.ndim)))
+    counts = jnp.stack([obs, action, reward]).sum(1, dtype=jnp.int32)
+    envs = collectives.total(counts, axes)
+    faults = Faults(envs[0], envs[1], envs[2], _count(metrics), _count(state))
+    return faults, obs | action | reward
 
 
 def choose(fault: Array, before: PyTree, after: PyTree) -> PyTree:
@@ -87,7 +92,11 @@ def describe(faults: Faults, metrics: Mapping[str, float], num_envs: int) -> str
     """
     parts = [
         f"{name} in {int(count):,} of {num_envs:,} environments"
-        for name, count in (("observation", faults.obs), ("reward", faults.reward))
+        for name, count in (
+            ("observation", faults.obs),
+            ("action", faults.action),
+            ("reward", faults.reward),
+        )
         if count
     ]
     names = [name for name, value in metrics.items() if not np.isfinite(value)]
@@ -101,16 +110,21 @@ def skip_metrics(faults: Faults) -> dict[str, Array]:
     counts = {
         "skipped": faults.any,
         "faulty_obs_envs": faults.obs,
+        "faulty_action_envs": faults.action,
         "faulty_reward_envs": faults.reward,
     }
     return {name: count.astype(jnp.float32) for name, count in counts.items()}
 
 
 class SkipWatch:
-    """Warns of the first update that is skipped; too many in a row are a fault."""
+    """Warns of the first update that is skipped; too many in a row are a fault.
 
-    def __init__(self, num_envs: int) -> None:
+    So are all of a run's.
+    """
+
+    def __init__(self, num_envs: int, total_updates: int) -> None:
         self._num_envs = num_envs
+        self._most = min(MAX_SKIPS, total_updates)
         self._in_a_row = 0
         self._warned = False
 
@@ -118,8 +132,8 @@ class SkipWatch:
         """See the rows of some updates; a fault in words, or None."""
         for row in rows:
             self._in_a_row = self._in_a_row + 1 if row.get("skipped") else 0
-            if self._in_a_row >= MAX_SKIPS:
-                rule = f"{MAX_SKIPS} updates in a row were skipped"
+            if self._in_a_row >= self._most:
+                rule = f"{self._most} updates in a row were skipped"
                 return f"{self._describe(row)}; {rule}"
             if self._in_a_row and not self._warned:
                 self._warned = True
@@ -128,9 +142,10 @@ class SkipWatch:
         return None
 
     def _describe(self, row: Mapping[str, Any]) -> str:
-        counts = row["faulty_obs_envs"], row["faulty_reward_envs"]
-        known = any(counts) or not np.isfinite(list(row.values())).all()
-        words = describe(Faults(*counts, 0, not known), row, self._num_envs)
+        names = ("obs", "action", "reward")
+        obs, action, reward = (row[f"faulty_{name}_envs"] for name in names)
+        known = any((obs, action, reward)) or not np.isfinite(list(row.values())).all()
+        words = describe(Faults(obs, action, reward, 0, not known), row, self._num_envs)
         return f"update {row['update']:,}: not finite: {words}"
 
 

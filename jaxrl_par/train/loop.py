@@ -37,7 +37,8 @@ from jaxrl_par.train.plan import Layout, Plan, enable_compilation_cache
 from jaxrl_par.train.run import Run, full_description, read_evaluations
 from jaxrl_par.train.run_directory import RunDirectory
 from jaxrl_par.train.schedule import Schedule
-from jaxrl_par.types import Algorithm, Environment, TrainState
+from jaxrl_par.train.signals import SaveOnSignal
+from jaxrl_par.types import Algorithm, Environment
 
 
 def train(
@@ -51,7 +52,8 @@ def train(
     """Train `algorithm` on `env`; `settings` are the fields of `TrainConfig`.
 
     With `out`, a fresh or empty directory, all of the run is kept there (`load`), and
-    it can go on after whatever ends it (`resume`).
+    it can go on after whatever ends it (`resume`). SIGINT and SIGTERM then save it
+    before they end the program.
 
     Every callback is called with a `Progress` after each call of the compiled loop
     (about twice a second) and may return STOP. Raises ValueError, before anything is
@@ -65,7 +67,8 @@ def train(
     check_callbacks(callbacks)
     if out is not None:
         directory = RunDirectory(out, trainer.full_description(), config)
-        return trainer.run(callbacks, directory)
+        with SaveOnSignal() as on_signal:
+            return trainer.run([*callbacks, on_signal], directory)
     if config.on_nonfinite == "rollback":
         raise ValueError("on_nonfinite 'rollback' needs `out`, where checkpoints are")
     return trainer.run(callbacks)
@@ -121,8 +124,9 @@ class Trainer:
         self.history = History(self.steps_per_update, env.spec.frames_per_step)
         self.evaluations: list[tuple[int, Evaluation]] = []
         self.processes: list[Any] = []  # descriptions of those before this one
-        self._skips = guards.SkipWatch(config.num_envs)
-        self._restored = self._ran = False
+        self._skips = guards.SkipWatch(config.num_envs, self.total_updates)
+        self.state: Any = None  # a TrainState, once it is made or restored
+        self._resumed = self._ran = False
         enable_compilation_cache()
 
     @property
@@ -138,14 +142,19 @@ class Trainer:
     def restore(self, checkpoints: Checkpoints) -> None:
         """Go on from the newest checkpoint that is whole, instead of from the start.
 
-        Raises ValueError if there is none, if it does not fit, or if it is beyond
-        `total_steps`.
+        Without any, as a run leaves it that was killed before its first, a warning
+        says that the run starts anew. Raises ValueError if all are damaged, if one
+        does not fit, or if it is beyond `total_steps`.
         """
+        self._resumed = True
+        if checkpoints.empty:
+            rule = "holds no checkpoint: the run starts anew"
+            warnings.warn(f"{checkpoints.directory} {rule}", stacklevel=2)
+            return
         self.state, facts = checkpoints.load(self.executable.shapes)
         self.update = facts["update"]
         self.seconds = max(self.seconds, facts["seconds"])
         self.rollbacks = max(self.rollbacks, facts["rollbacks"])
-        self._restored = True
         if self.update > self.total_updates:
             raise ValueError(
                 f"total_steps {self.config.total_steps} must be at least the "
@@ -166,13 +175,14 @@ class Trainer:
                 directory.close()
 
     def _run(self, callbacks: list[Callback], directory: RunDirectory | None) -> Run:
-        if self.update < self.total_updates:
+        stop = self._reached(directory)
+        if stop is None and self.update < self.total_updates:
             self.compile()
-        if directory is not None and self._restored:
+        if directory is not None and self._resumed:
             self._rewind(directory)
         elif directory is not None and self.config.on_nonfinite == "rollback":
             directory.save(self._progress([]))  # to have where to go back to
-        chunk, stop = 1, None
+        chunk = 1
         while stop is None and self.update < self.total_updates:
             begin = time.perf_counter()
             boundary = self.schedule.until_boundary(self.update)
@@ -192,6 +202,15 @@ class Trainer:
         if self.update == self.total_updates:
             stop = None
         return self._end(stop, callbacks, directory)
+
+    def _reached(self, directory: RunDirectory | None) -> Stop | None:
+        """Whether a run that is resumed had ended because its return was reached."""
+        target = self.config.stop_at_return
+        if directory is None or not self._resumed or target is None:
+            return None
+        made = read_evaluations(directory.path / "evaluations.jsonl")
+        here = [x.mean_return for steps, x in made if steps == self.env_steps]
+        return Stop("stop_at_return") if here and here[-1] >= target else None
 
     @property
     def _may_roll_back(self) -> bool:
@@ -215,8 +234,7 @@ class Trainer:
     def compile(self) -> None:
         """Compile; the state is made on the devices, unless it was restored."""
         start = time.perf_counter()
-        state = self.state if self._restored else None
-        self.state: TrainState = self.executable.compile(state)
+        self.state = self.executable.compile(self.state)
         self.compile_seconds = time.perf_counter() - start
 
     def advance(self, updates: int) -> tuple[list[Row], str | None]:
@@ -287,8 +305,14 @@ class Trainer:
         if rows:
             self._report(self._progress(rows), callbacks, directory)
         run = self._end(Stop(fault), callbacks, directory)
-        where = "" if directory is None else f"; {directory.path} holds what was before"
-        raise DivergedError(fault + where, run)
+        if self.rollbacks:
+            fault += f"; {self.rollbacks} rollbacks are spent"
+        if directory is not None:
+            fault += (
+                f"; {directory.path} holds the state before it, from which resume goes "
+                "on with on_nonfinite 'skip'; if it comes again, lower the rates anew"
+            )
+        raise DivergedError(fault, run)
 
     def _roll_back(self, fault: str, directory: RunDirectory) -> None:
         """Go on from the last checkpoint, with another key."""
@@ -305,12 +329,7 @@ class Trainer:
 
     def _rewind(self, directory: RunDirectory) -> None:
         """Have the directory, and what is kept of it here, end where the state does."""
-        totals = [self.schedule.updates(x["total_steps"]) for x in self.processes]
-
-        def scheduled(update: int) -> bool:
-            return update in totals or self.schedule.crosses(update)
-
-        directory.rewind(self.update, scheduled)
+        directory.rewind(self.update)
         self.history.restart(read_metrics(directory.path / "metrics.jsonl"))
         self.evaluations = list(read_evaluations(directory.path / "evaluations.jsonl"))
 

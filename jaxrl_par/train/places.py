@@ -26,19 +26,27 @@ def check_fresh(path: Path) -> None:
     except OSError as error:  # a name that is too long
         raise ValueError(f"out {str(path)!r}: {error.strerror}") from None
     if path.is_dir():
-        if any(path.iterdir()):
+        if (path / "config.json").exists():
             raise ValueError(
-                f"out {str(path)!r} is not empty: name a fresh directory, or remove it"
+                f"out {str(path)!r} is not empty: it holds a run, with which "
+                f"`jaxrl-par resume {path}` goes on; or name a fresh directory"
             )
-    elif path.exists():
+        if any(path.iterdir()):
+            raise ValueError(f"out {str(path)!r} is not empty: name a fresh directory")
+    elif path.exists() or path.is_symlink():
         raise ValueError(f"out {str(path)!r} is a file; it must be a directory")
     above = next(p for p in (path, *path.absolute().parents) if p.exists())
+    check_writable("out", path, above)
+
+
+def check_writable(name: str, path: Path, above: Path) -> None:
+    """Raise ValueError unless files can be made in `above`, for the sake of `path`."""
     try:  # permissions alone do not tell: of a full disk, or a file system of tables
         tempfile.TemporaryDirectory(dir=above).cleanup()
     except OSError as error:
         reason = error.strerror or error
         raise ValueError(
-            f"out {str(path)!r}: {str(above)!r} cannot be written to ({reason})"
+            f"{name} {str(path)!r}: {str(above)!r} cannot be written to ({reason})"
         ) from None
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl_par import checks
 from jaxrl_par.envs.wrappers import Instances
+from jaxrl_par.train import files
 from jaxrl_par.train.callbacks import Callback
 from jaxrl_par.train.config import TrainConfig
+from jaxrl_par.train.describe import describe
 from jaxrl_par.train.loop import Trainer, check_callbacks
-from jaxrl_par.train.places import Lock
+from jaxrl_par.train.places import Lock, check_writable
 from jaxrl_par.train.plan import find_devices
 from jaxrl_par.train.run import Run, read_config, read_run
 from jaxrl_par.train.run_directory import RunDirectory
+from jaxrl_par.train.signals import SaveOnSignal
 from jaxrl_par.types import Algorithm, Environment
 
 # What may change when a run goes on: nothing that its past depends on.
@@ -47,7 +52,8 @@ def resume(
     """
     check_callbacks(callbacks)
     trainer, kept = reopen(directory, algorithm, env, **changes)
-    return trainer.run(callbacks, kept)
+    with SaveOnSignal() as on_signal:
+        return trainer.run([*callbacks, on_signal], kept)
 
 
 def reopen(
@@ -65,6 +71,7 @@ def reopen(
         checks.known("setting that may change:", name, CHANGEABLE)
     path = checks.path("directory", directory)
     read_config(path)
+    check_writable("directory", path, path)
     lock = Lock(path)
     try:
         saved, rules, world = read_run(path, algorithm, env)
@@ -74,6 +81,7 @@ def reopen(
         description = trainer.full_description() | dict(notes or {})
         kept = RunDirectory(path, description, config, lock)
         trainer.restore(kept.checkpoints)
+        _warn_of_changes(read_config(path), algorithm=rules, env=world)
     except BaseException:
         lock.release()
         raise
@@ -83,10 +91,25 @@ def reopen(
 def settings_of(path: Path, saved: Mapping[str, Any]) -> TrainConfig:
     """The settings in a run's `config.json`; ValueError if some are missing."""
     names = [field.name for field in dataclasses.fields(TrainConfig)]
-    for name in (*names, "devices", "processes"):
-        if name not in saved:
+    kinds = {"devices": list, "processes": list, "versions": dict}
+    for name in (*names, *kinds):
+        if name not in saved or not isinstance(saved[name], kinds.get(name, object)):
             raise ValueError(f"{path / 'config.json'} is damaged: it has no {name}")
     return TrainConfig(**{name: saved[name] for name in names})
+
+
+def _warn_of_changes(saved: Mapping[str, Any], **parts: Any) -> None:
+    """Name what differs of the algorithm and the environment from the run's."""
+    for name, part in parts.items():
+        before = saved[name]
+        now = json.loads(json.dumps(files.finite(describe(part))))
+        if before == now:
+            continue
+        old, new = before.get("fields", {}), now.get("fields", {})
+        differ = [key for key in new if old.get(key) != new[key]]
+        what = f"in {', '.join(differ)}" if differ else "as a whole"
+        rule = "the run goes on with what was passed"
+        warnings.warn(f"{name} differs from the run's {what}: {rule}", stacklevel=3)
 
 
 def _devices(saved: dict[str, Any], config: TrainConfig) -> int | None:

@@ -20,6 +20,7 @@ from jaxrl_par.train.checkpoints import Checkpoints, Which
 from jaxrl_par.train.describe import describe, rebuild
 from jaxrl_par.train.evaluate import Evaluation, Evaluator
 from jaxrl_par.train.history import Columns, read_metrics
+from jaxrl_par.train.places import check_fresh
 from jaxrl_par.train.plan import local
 from jaxrl_par.types import Algorithm, Environment, PyTree, TrainState
 
@@ -44,7 +45,9 @@ class Run:
     def __repr__(self) -> str:
         name, env = type(self.algorithm).__name__, self.env.spec.name
         result = self.evaluation and f", return {self.evaluation.mean_return:.2f}"
-        return f"<Run of {name} on {env}: {self.env_steps:,} steps{result or ''}>"
+        ended = f", ended by {self.reason}" if self.reason else ""
+        steps = f"{self.env_steps:,} steps"
+        return f"<Run of {name} on {env}: {steps}{result or ''}{ended}>"
 
     @property
     def params(self) -> PyTree:
@@ -53,8 +56,9 @@ class Run:
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """The last evaluation."""
-        return self.evaluations[-1][1] if self.evaluations else None
+        """The last evaluation of this state or of one before it."""
+        made = [x for steps, x in self.evaluations if steps <= self.env_steps]
+        return made[-1] if made else None
 
     def policy(self, obs: PyTree) -> jax.Array:
         """The greedy action(s) for one observation or a batch [N, ...].
@@ -78,14 +82,16 @@ class Run:
         return Evaluator(episodes)(self.algorithm, env, state, jax.random.key(seed))
 
     def save(self, directory: str | Path) -> None:
-        """Write the state and what is needed to load it (see `load`)."""
+        """Write the state and what is needed to load it, to a fresh directory."""
         directory = checks.path("directory", directory)
+        check_fresh(directory)
         directory.mkdir(parents=True, exist_ok=True)
         description = full_description(self.algorithm, self.env, self.config)
         files.write_json(directory / "config.json", description)
         facts = {
             "update": int(self.state.update),
             "seconds": self.seconds,
+            "rollbacks": 0,
             "config": description,
         }
         snapshot = checkpoint.Snapshot.of(self.state)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +83,8 @@ class RunDirectory:
             self._evaluated = progress.update
             row = point | summarize(progress.evaluation)
             self._evaluation = row
+            if progress.reason is not None:
+                row = row | {"at_stop": True}
             row = row | {
                 "returns": progress.evaluation.returns.tolist(),
                 "lengths": progress.evaluation.lengths.tolist(),
@@ -126,7 +127,7 @@ class RunDirectory:
         self.checkpoints.save(progress._state, facts, before)
         self._saved, self._saved_at = progress.update, time.monotonic()
         if mean_return is not None:
-            self._best = max(mean_return, self._best or mean_return)
+            self._best = max(x for x in (mean_return, self._best) if x is not None)
 
     def finish(self, progress: Progress) -> None:
         """Wait for the last checkpoint; write the result."""
@@ -138,13 +139,14 @@ class RunDirectory:
 
             plot_runs([self.path], self.path / "curves.png")
 
-    def rewind(self, update: int, scheduled: Callable[[int], bool]) -> None:
+    def rewind(self, update: int) -> None:
         """Go back to the checkpoint of an update: what came later is removed.
 
-        So are evaluations off the schedule, made because the run was stopped. Raises
-        ValueError if rows of updates before it are missing.
+        So are evaluations that were made because the run was stopped. Raises
+        ValueError, before anything is touched, if a row is damaged or missing.
         """
-        self.checkpoints.clean()
+        for name in _FILES:
+            files.read_rows(self.path / name, ("update",))
         path = self.path / "metrics.jsonl"
         rows = files.read_rows(path, ("update", "episode_count"))
         kept = [row for row in rows if row["update"] <= update]
@@ -153,11 +155,12 @@ class RunDirectory:
                 f"{path} is damaged: it must have one row for each of the {update:,} "
                 f"updates of the checkpoint, and has {len(kept):,}"
             )
+        self.checkpoints.rewind(update)
         for name in _FILES:
-            files.keep_rows(self.path / name, lambda row: row["update"] <= update)
-        files.keep_rows(
-            self.path / "evaluations.jsonl", lambda row: scheduled(row["update"])
-        )
+            files.keep_rows(
+                self.path / name,
+                lambda row: row["update"] <= update and not row.get("at_stop"),
+            )
         self._saved, self._evaluated = update, update
         self._evaluation = None
         for row in files.read_rows(self.path / "evaluations.jsonl"):
@@ -192,7 +195,8 @@ class RunDirectory:
 
     def _note(self, rows: list[Any]) -> None:
         """What the summary says of the rows."""
-        ended = [row for row in rows if row["episode_count"]]
+        # Finite rewards may have an infinite sum, which in a file is null.
+        ended = [row for row in rows if row.get("episode_return") is not None]
         self._recent += [
             (int(row["episode_count"]), row["episode_return"]) for row in ended
         ]
@@ -207,7 +211,8 @@ class RunDirectory:
             "env_steps": progress.env_steps,
             "frames": progress.frames,
             "updates": progress.update,
-            "stopped_early": progress.env_steps < progress.total_steps,
+            "stopped_early": progress.finished
+            and progress.env_steps < progress.total_steps,
             "skipped_updates": self._skipped,
             "rollbacks": progress.rollbacks,
             "seconds": progress.seconds,
