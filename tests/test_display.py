@@ -121,6 +121,23 @@ def test_the_result_is_complete() -> None:
     assert "█" in text
 
 
+def test_the_result_says_what_was_left_out_and_why_it_ended() -> None:
+    stream = io.StringIO()
+    metrics = {
+        "update": np.arange(1, 4),
+        "skipped": np.array([0.0, 1.0, 1.0], np.float32),
+        "outlier_rewards": np.array([2.0, np.nan, 5.0], np.float32),
+        "outlier_obs": np.array([0.0, 0.0, 1.0], np.float32),
+    }
+    run = result(metrics=metrics, evaluations=(), reason="stop_at_return")
+    Display(stream).result(run, Path("runs/mine"))
+    lines = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+    assert "skipped 2 of 3 updates that were not finite" in lines
+    assert "outliers 7 rewards, 1 obs" in lines
+    more = "jaxrl-par resume runs/mine --stop-at-return None goes on"
+    assert f"stopped stop_at_return; {more}" in lines
+
+
 def test_a_run_without_episodes_or_evaluation_has_a_result() -> None:
     stream = io.StringIO()
     Display(stream).result(result(metrics={}, evaluations=()))

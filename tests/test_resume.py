@@ -168,6 +168,15 @@ def test_a_longer_total_is_as_if_it_had_been_set_at_first(
     assert [p["total_steps"] for p in config["processes"]] == [640, 1280]
 
 
+def test_a_run_that_is_cut_to_what_is_done_is_left_as_it_is(copy: Path) -> None:
+    before = contents(copy)
+    run = jp.resume(copy, TALLY, FATE, total_steps=16 * 20)
+    assert [steps // 16 for steps, _ in run.evaluations] == [7, 14, 20]
+    changed = {"summary.json", "curves.png"}
+    after = contents(copy)
+    assert {Path(k).name for k in after if after[k] != before.get(k)} <= changed
+
+
 def test_evaluations_that_were_made_stay_whatever_changes(copy: Path) -> None:
     other = jp.resume(copy, TALLY, FATE, eval_every=16 * 10)
     assert [steps // 16 for steps, _ in other.evaluations] == [7, 14, 30, 40]

@@ -29,10 +29,10 @@ class TrainConfig:
     (`eval_every` is then a twentieth of the run, unless given); `max_seconds` ends this
     process's part of it.
     `on_nonfinite` says what becomes of an update in which a reward, an observation,
-    a metric (a loss, a gradient's norm) or the algorithm's state is not finite:
-    "stop" the run before it; "skip" it, and start the environments concerned anew;
-    or "rollback" to the last checkpoint with another key, at most `max_rollbacks`
-    times.
+    an action, a metric (a loss, a gradient's norm) or the algorithm's state is not
+    finite: "stop" the run before it; "skip" it, and start the environments concerned
+    anew; or "rollback" to the last checkpoint with another key, at most
+    `max_rollbacks` times.
 
     Between calls of the compiled loop, `chunk_seconds` apart, callbacks are called.
     In a run with a directory the state is saved after a few seconds, and then every

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -94,21 +95,8 @@ class Display:
             )
         if evaluation is not None and evaluation.unfinished:
             self._print(f"  {'':10}{evaluation.unfinished} episodes did not end")
-        skipped = int(run.metrics.get("skipped", np.zeros(1)).sum())
-        if skipped:
-            count = f"{skipped:,} of {len(run.metrics['update']):,}"
-            self._print(f"  {'skipped':10}{count} updates that were not finite")
-        filtered = [
-            f"{v.sum():,.0f} {k[8:]}"
-            for k, v in run.metrics.items()
-            if k[:8] == "outlier_"
-        ]
-        if filtered:
-            self._print(f"  {'outliers':10}{', '.join(filtered)}")
-        if run.reason is not None:
-            flag = " --stop-at-return None" if run.reason == "stop_at_return" else ""
-            more = f"; jaxrl-par resume {directory}{flag} goes on" if directory else ""
-            self._print(f"  {'stopped':10}{run.reason}{more}")
+        for name, text in _remarks(run, directory):
+            self._print(f"  {name:10}{text}")
         if directory is not None:
             self._print(f"  {'run':10}{directory}")
 
@@ -156,6 +144,23 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _remarks(run: Run, directory: Path | None) -> Iterator[tuple[str, str]]:
+    """What was left out of a run, and why it ended before its total."""
+    # Of updates before a setting was changed there is no number.
+    sums = {name: np.nansum(column) for name, column in run.metrics.items()}
+    if sums.get("skipped"):
+        count = f"{sums['skipped']:,.0f} of {len(run.metrics['update']):,}"
+        yield "skipped", f"{count} updates that were not finite"
+    prefix = "outlier_"
+    found = {k.removeprefix(prefix): x for k, x in sums.items() if prefix in k}
+    if found:
+        yield "outliers", ", ".join(f"{x:,.0f} {name}" for name, x in found.items())
+    if run.reason is not None:
+        flag = " --stop-at-return None" if run.reason == "stop_at_return" else ""
+        more = f"; jaxrl-par resume {directory}{flag} goes on" if directory else ""
+        yield "stopped", f"{run.reason}{more}"
 
 
 def curve(run: Run) -> tuple[np.ndarray, np.ndarray]:

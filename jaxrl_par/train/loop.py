@@ -176,10 +176,11 @@ class Trainer:
 
     def _run(self, callbacks: list[Callback], directory: RunDirectory | None) -> Run:
         stop = self._reached(directory)
-        if stop is None and self.update < self.total_updates:
+        goes_on = stop is None and self.update < self.total_updates
+        if goes_on:
             self.compile()
         if directory is not None and self._resumed:
-            self._rewind(directory)
+            self._rewind(directory, goes_on)
         elif directory is not None and self.config.on_nonfinite == "rollback":
             directory.save(self._progress([]))  # to have where to go back to
         chunk = 1
@@ -318,7 +319,7 @@ class Trainer:
         """Go on from the last checkpoint, with another key."""
         self.rollbacks += 1
         self.restore(directory.checkpoints)
-        self._rewind(directory)
+        self._rewind(directory, goes_on=True)
         # Beyond the numbers of updates, which are folded into the key too.
         key = jax.random.fold_in(self.state.key, ~np.uint32(self.rollbacks))
         key = jax.device_put(key, self.state.key.sharding)
@@ -327,9 +328,9 @@ class Trainer:
         rule = f"rolled back to update {self.update:,} ({count})"
         warnings.warn(f"{fault}; {rule}", stacklevel=2)
 
-    def _rewind(self, directory: RunDirectory) -> None:
+    def _rewind(self, directory: RunDirectory, goes_on: bool) -> None:
         """Have the directory, and what is kept of it here, end where the state does."""
-        directory.rewind(self.update)
+        directory.rewind(self.update, goes_on)
         self.history.restart(read_metrics(directory.path / "metrics.jsonl"))
         self.evaluations = list(read_evaluations(directory.path / "evaluations.jsonl"))
 

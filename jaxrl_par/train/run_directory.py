@@ -70,6 +70,10 @@ class RunDirectory:
 
     def append(self, progress: Progress) -> None:
         """Add the rows, and the evaluation, that are new."""
+        # A stopped run's last call repeats an evaluation made just before.
+        made = progress.evaluation if self._evaluated != progress.update else None
+        if not progress.rows and made is None:
+            return
         if not self._started:
             self._start(progress)
         files.append(self.path / "metrics.jsonl", progress.rows)
@@ -78,16 +82,15 @@ class RunDirectory:
         if progress.rows:
             timing = point | {"seconds": progress.seconds}
             files.append(self.path / "timing.jsonl", [timing])
-        # A stopped run's last call repeats an evaluation made just before.
-        if progress.evaluation is not None and self._evaluated != progress.update:
+        if made is not None:
             self._evaluated = progress.update
-            row = point | summarize(progress.evaluation)
+            row = point | summarize(made)
             self._evaluation = row
             if progress.reason is not None:
                 row = row | {"at_stop": True}
             row = row | {
-                "returns": progress.evaluation.returns.tolist(),
-                "lengths": progress.evaluation.lengths.tolist(),
+                "returns": made.returns.tolist(),
+                "lengths": made.lengths.tolist(),
             }
             files.append(self.path / "evaluations.jsonl", [row])
 
@@ -103,10 +106,10 @@ class RunDirectory:
 
     def save(self, progress: Progress) -> None:
         """Copy the state now, and write it in a thread, once for an update."""
-        if not self._started:
-            self._start(progress)
         if self._saved == progress.update:
             return
+        if not self._started:
+            self._start(progress)
         mean_return = _mean_return(progress)
         facts = {
             "update": progress.update,
@@ -139,11 +142,11 @@ class RunDirectory:
 
             plot_runs([self.path], self.path / "curves.png")
 
-    def rewind(self, update: int) -> None:
+    def rewind(self, update: int, goes_on: bool) -> None:
         """Go back to the checkpoint of an update: what came later is removed.
 
-        So are evaluations that were made because the run was stopped. Raises
-        ValueError, before anything is touched, if a row is damaged or missing.
+        If the run goes on, so are evaluations that were made because it was stopped.
+        Raises ValueError, before anything is touched, if a row is damaged or missing.
         """
         for name in _FILES:
             files.read_rows(self.path / name, ("update",))
@@ -159,7 +162,9 @@ class RunDirectory:
         for name in _FILES:
             files.keep_rows(
                 self.path / name,
-                lambda row: row["update"] <= update and not row.get("at_stop"),
+                lambda row: (
+                    row["update"] <= update and not (goes_on and row.get("at_stop"))
+                ),
             )
         self._saved, self._evaluated = update, update
         self._evaluation = None
