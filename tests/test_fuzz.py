@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 import jaxrl_par as jp
 from jaxrl_par.train.run_directory import RunDirectory
 
-EXAMPLES = 150
+EXAMPLES = 110
 SECONDS = 10.0  # until a refusal
 LAX = settings(
     max_examples=EXAMPLES,
