@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 
 import jax
@@ -124,6 +125,7 @@ def test_what_is_damaged_or_beyond_is_put_aside_and_counts_for_nothing(tmp_path)
     """Else it would push out whole ones, and be the best for ever."""
     store = Checkpoints(tmp_path, keep=2)
     write(store, (1, 5.0), (2, 9.0), (3, 1.0), (4, 2.0))
+    shutil.copytree(tmp_path / checkpoint.name_of(3), tmp_path / checkpoint.name_of(1))
     for update in (2, 4):
         (tmp_path / checkpoint.name_of(update) / "state" / "_METADATA").write_text("x")
     with pytest.warns(UserWarning, match="0000000004.*0000000003 is used"):
@@ -135,7 +137,7 @@ def test_what_is_damaged_or_beyond_is_put_aside_and_counts_for_nothing(tmp_path)
     assert kept(store) == [4, 3]
     assert store.load(LIKE, "best")[0]["x"] == 4
     names = {path.name for path in tmp_path.iterdir() if path.name.endswith("damaged")}
-    assert names == {"0000000002.damaged", "0000000004.damaged"}
+    assert names == {f"000000000{update}.damaged" for update in (1, 2, 4)}
 
 
 def test_leaves_are_put_where_they_are_wanted(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,19 @@ def test_a_fault_that_comes_again_is_rolled_back_so_often_and_no_more(
     ]
     assert str(error).startswith("update 3: not finite: reward in 1 of 16")
     assert "; 2 rollbacks are spent; " in str(error)
+    assert jp.load(tmp_path, TALLY, planted()).env_steps == 128
+
+
+def test_a_run_that_starts_anew_can_be_rolled_back_too(tmp_path: Path) -> None:
+    """It had been killed before its first checkpoint."""
+    jp.train(TALLY, planted(at=10**6), out=tmp_path, **SETTINGS)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with (
+        pytest.warns(UserWarning, match=r"anew|env differs|rolled back to update 0"),
+        pytest.raises(jp.DivergedError, match=r"update 3: .*2 rollbacks are spent"),
+    ):
+        settings = {"on_nonfinite": "rollback", "max_rollbacks": 2}
+        jp.resume(tmp_path, TALLY, planted(), **settings)
     assert jp.load(tmp_path, TALLY, planted()).env_steps == 128
 
 

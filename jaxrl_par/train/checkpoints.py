@@ -137,10 +137,10 @@ class Checkpoints:
 
 def _is_whole(path: Path) -> bool:
     try:
-        checkpoint.read_manifest(path)
+        content = checkpoint.read_manifest(path)
     except DamagedError:
         return False
-    return True
+    return content["facts"].get("update") == _update(path)
 
 
 def _update(path: Path) -> int:

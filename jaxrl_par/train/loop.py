@@ -181,7 +181,8 @@ class Trainer:
             self.compile()
         if directory is not None and self._resumed:
             self._rewind(directory, goes_on)
-        elif directory is not None and self.config.on_nonfinite == "rollback":
+        rolls_back = goes_on and self.config.on_nonfinite == "rollback"
+        if directory is not None and rolls_back and directory.checkpoints.empty:
             directory.save(self._progress([]))  # to have where to go back to
         chunk = 1
         while stop is None and self.update < self.total_updates:

@@ -166,7 +166,8 @@ class RunDirectory:
                     row["update"] <= update and not (goes_on and row.get("at_stop"))
                 ),
             )
-        self._saved, self._evaluated = update, update
+        self._saved = None if self.checkpoints.empty else update
+        self._evaluated = update
         self._evaluation = None
         for row in files.read_rows(self.path / "evaluations.jsonl"):
             long = ("returns", "lengths")
