@@ -155,7 +155,7 @@ def test_a_run_that_is_done_can_be_made_longer(whole: Path, tmp_path: Path) -> N
     out = Path(shutil.copytree(whole, tmp_path / "run"))
     status, said, _ = run("resume", str(out))
     assert status == 0
-    assert "all are done: --total-steps adds to them" in said
+    assert "all are made: --total-steps adds to them" in said
     more = str(2 * TOTAL)
     status, said, _ = run("resume", str(out), "--total-steps", more, "--data", "1")
     assert status == 0

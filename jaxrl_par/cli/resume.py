@@ -14,8 +14,8 @@ from jaxrl_par.cli import flags, help_texts, session
 from jaxrl_par.cli.startup import prepare_backend
 from jaxrl_par.train.config import TrainConfig
 from jaxrl_par.train.loop import Trainer
-from jaxrl_par.train.places import versions
 from jaxrl_par.train.plan import PLATFORMS
+from jaxrl_par.train.provenance import versions
 from jaxrl_par.train.resume import CHANGEABLE, reopen, settings_of
 from jaxrl_par.train.run import read_config
 
@@ -95,5 +95,5 @@ def _facts(
         rule = "rates that fall over the run now fall towards this total"
         facts["plan"] += f" (before: {saved['total_steps']:,}; {rule})"
     if trainer.update == trainer.total_updates:
-        facts["plan"] += "; all are done: --total-steps adds to them"
+        facts["plan"] += "; all are made: --total-steps adds to them"
     return facts

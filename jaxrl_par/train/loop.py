@@ -32,8 +32,8 @@ from jaxrl_par.train.evaluate import Evaluation
 from jaxrl_par.train.executable import CHUNK_ROWS, Executable
 from jaxrl_par.train.guards import DivergedError
 from jaxrl_par.train.history import History, read_metrics
-from jaxrl_par.train.places import versions
 from jaxrl_par.train.plan import Layout, Plan, enable_compilation_cache
+from jaxrl_par.train.provenance import versions
 from jaxrl_par.train.run import Run, full_description, read_evaluations
 from jaxrl_par.train.run_directory import RunDirectory
 from jaxrl_par.train.schedule import Schedule

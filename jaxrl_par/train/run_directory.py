@@ -26,7 +26,8 @@ from jaxrl_par.train.callbacks import Progress
 from jaxrl_par.train.checkpoints import Checkpoints
 from jaxrl_par.train.config import TrainConfig
 from jaxrl_par.train.evaluate import Evaluation
-from jaxrl_par.train.places import Lock, check_fresh, commit
+from jaxrl_par.train.places import Lock, check_fresh
+from jaxrl_par.train.provenance import commit
 from jaxrl_par.train.run import CHECKPOINTS
 
 _FILES = ("metrics.jsonl", "timing.jsonl", "evaluations.jsonl")
