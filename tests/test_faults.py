@@ -360,7 +360,7 @@ def test_a_signal_to_a_program_saves_before_it_ends_it(
     whole: Any, number: int, error: type[BaseException], tmp_path: Path
 ) -> None:
     def send(progress: jp.Progress) -> None:
-        if progress.update == 12:
+        if progress.update == 12 and not progress.finished:  # once: twice is at once
             signal.raise_signal(number)
 
     out, settings = tmp_path / "run", SETTINGS | {"save_every": 1e6}
