@@ -118,6 +118,12 @@ def nearest_divisors(value: int, of: int) -> list[int]:
     return below + [n for n in divisors if n > value][:1]
 
 
+def nearest_multiples(value: int, of: int) -> list[int]:
+    """The positive multiples of a number around a value, one below and one above."""
+    below = value // of * of
+    return [n for n in (below, below + of) if n]
+
+
 def known(kind: str, name: str, names: Iterable[str]) -> None:
     """Raise ValueError, with the nearest known names, if `name` is not known."""
     names = list(names)

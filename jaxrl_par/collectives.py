@@ -46,6 +46,22 @@ def total(tree: PyTree, axes: Axes) -> PyTree:
     return jax.lax.psum(tree, axes) if axes else tree
 
 
+def gather(tree: PyTree, axes: Axes) -> PyTree:
+    """The leaves [n, ...] of all devices, one after another: [devices * n, ...]."""
+    return jax.lax.all_gather(tree, axes, tiled=True) if axes else tree
+
+
+def share(tree: PyTree, axis: int, axes: Axes) -> PyTree:
+    """This device's part, along an array axis, of every leaf's sum over the devices."""
+
+    def scatter(x: Array) -> Array:
+        numbers = x.astype(jnp.uint8) if x.dtype == bool else x
+        summed = jax.lax.psum_scatter(numbers, axes, scatter_dimension=axis, tiled=True)
+        return summed.astype(x.dtype)
+
+    return jax.tree.map(scatter, tree) if axes else tree
+
+
 def moments(x: Array, axis: int | tuple[int, ...], axes: Axes) -> tuple[Array, Array]:
     """Mean and population variance over array axes and mesh axes together.
 

@@ -71,6 +71,32 @@ def sum_td_errors(td_error: Array, ended: Array, decay: Array | float) -> Array:
     return jax.lax.scan(backwards, start, steps, reverse=True, unroll=8)[1]
 
 
+def n_step(reward: Array, ended: Array, gamma: Array | float) -> tuple[Array, Array]:
+    """Discounted sums over the first steps of windows of n: (sums, steps summed).
+
+    Args:
+      reward: [n, ...] r_t .. r_(t+n-1).
+      ended: [n, ...] that the step is the last of its episode, of either kind, or the
+        last there is.
+      gamma: discount factor.
+
+    Returns:
+      sums [...] float32 of gamma^i r_(t+i) up to the first end, and the number k of
+      steps summed [...] int32, at least 1: the value at their end counts gamma^k.
+
+    Sutton and Barto 2018, eq. 7.1; Mnih et al. 2016, algorithm S2.
+    """
+    steps = len(reward)
+    total, taken = reward[0].astype(jnp.float32), jnp.ones(ended.shape[1:], jnp.int32)
+    going, discount = ~ended[0], 1.0
+    for i in range(1, steps):
+        discount = discount * gamma
+        total += jnp.where(going, discount * reward[i], 0.0)
+        taken += going
+        going &= ~ended[i]
+    return total, taken
+
+
 def discounted_returns(
     start: Array, reward: Array, ended: Array, gamma: Array | float
 ) -> tuple[Array, Array]:

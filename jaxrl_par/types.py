@@ -49,6 +49,8 @@ class EnvSpec:
 
     `max_steps` is the time limit in steps, kept by `BatchedEnv` (None: no limit).
     `frames_per_step` is the action repeat: frames of the simulator per step.
+    `truncates`: its own `step` may truncate (`BatchedEnv` finds out, and says so to an
+    algorithm's `init`).
     """
 
     name: str
@@ -56,6 +58,7 @@ class EnvSpec:
     action_space: Space
     max_steps: int | None = None
     frames_per_step: int = 1
+    truncates: bool = False
 
     def __post_init__(self) -> None:
         checks.optional_positive_int("max_steps", self.max_steps)
@@ -139,6 +142,7 @@ class Rollout:
     cut_obs: PyTree  # [K, B, ...] true successors of the truncated steps
     initial_carry: PyTree  # [B, ...] the policy's memory before the first step
     progress: Array  # () float32 in [0, 1): share of the run done at the start
+    next_progress: Array  # () float32 in (0, 1]: share done after these steps
 
     def successor_values(
         self, value: Array, value_of: Callable[[PyTree], Array]
@@ -240,8 +244,24 @@ class Algorithm(Protocol):
         """Learn from one rollout: (state, metrics of scalars).
 
         `key` is the same on all devices. `axes` are the mesh axes over which the
-        environments are split; empty on one device.
+        environments are split; empty on one device. A metric `x_sum` is a sum over
+        the `gradient_steps`, another metric: `x` is logged, their mean, and nothing
+        where there were none.
         """
+        ...
+
+
+@runtime_checkable
+class Store(Protocol):
+    """A part of an algorithm's state too large to be copied in every update.
+
+    All else is kept of before an update until it is known to be finite. A store is
+    changed in place: it must be as good as before once it is rewound, and once the
+    update is made anew.
+    """
+
+    def rewound(self, fault: Array, before: Any) -> Any:
+        """The store as it was `before` the update, where there is a fault () bool."""
         ...
 
 

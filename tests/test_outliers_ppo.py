@@ -221,7 +221,7 @@ def update_over(devices, algorithm, state, rollout):
     states = jax.tree.map(lambda x: P(), state)
     states = dataclasses.replace(states, running_return=first)
     parts = jax.tree.map(lambda x: second, rollout)
-    parts = dataclasses.replace(parts, last_obs=first, progress=P())
+    parts = dataclasses.replace(parts, last_obs=first, progress=P(), next_progress=P())
     return toys.quick_jit(
         jax.shard_map(
             lambda state, rollout: algorithm.update(

@@ -51,6 +51,7 @@ def make_rollout(seed, length, rows):
         cut_obs=tree(cut),
         initial_carry=(),
         progress=np.float32(0),
+        next_progress=np.float32(1),
     )
     return jax.tree.map(jnp.asarray, rollout), successor
 

@@ -220,6 +220,9 @@ class Methods:
                 self._add(f"{where}: names of metrics are strings")
             elif name in RESERVED:
                 self._add(f"{where}: the engine has a column of this name")
+            elif name.endswith("_sum") and "gradient_steps" not in metrics:
+                rule = "a sum needs the metric 'gradient_steps', to be divided by"
+                self._add(f"{where}: {rule}")
             if not _is_float(value) or value.shape:
                 rule = "it must be a scalar array of floats"
                 self._add(f"{where} is {kind(value)}; {rule}")

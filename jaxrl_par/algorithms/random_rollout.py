@@ -56,6 +56,7 @@ def random_rollout(
         cut_obs=jax.tree.map(lambda x: x[length + 1 :], obs),
         initial_carry=carry,
         progress=jnp.float32(0.25),
+        next_progress=jnp.float32(0.5),
     )
 
 

@@ -159,7 +159,7 @@ def _split_of_state(algorithm: Algorithm, state: PyTree) -> PyTree:
 
 def _split_of_rollout(rollout: Rollout) -> Rollout:
     """The axis of the environments in each leaf."""
-    axes = {"progress": -1, "last_obs": 0, "initial_carry": 0}
+    axes = {"last_obs": 0, "initial_carry": 0, "progress": -1, "next_progress": -1}
     fields = {}
     for name in (field.name for field in dataclasses.fields(rollout)):
         leaves, structure = jax.tree.flatten(getattr(rollout, name))

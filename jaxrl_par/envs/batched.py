@@ -6,6 +6,7 @@ key, so that nothing depends on how environments are laid over devices.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 import jax
@@ -68,6 +69,10 @@ class BatchedEnv:
     @property
     def spec(self) -> EnvSpec:
         return self.env.spec
+
+    def full_spec(self) -> EnvSpec:
+        """The spec, with what has to be traced to be known."""
+        return dataclasses.replace(self.spec, truncates=self._truncates_itself())
 
     def init(self, keys: Key) -> tuple[EnvState, TimeStep]:
         """Start B episodes from keys [B]."""

@@ -39,7 +39,7 @@ class _Torso(nn.Module):
         return x
 
 
-class _Head(nn.Module):
+class Head(nn.Module):
     """A dense layer whose kernel lies [outputs, inputs].
 
     The gradient of a kernel with few outputs is a product of two tall matrices. On a
@@ -70,14 +70,14 @@ class _ActorCritic(nn.Module):
         actor = _Torso(**self.torso, name="actor_torso")(x)
         critic = actor if self.shared else _Torso(**self.torso, name="critic_torso")(x)
         means = self.num_outputs - self.num_deviations
-        outputs = _Head(means, name="policy_head")(actor)
+        outputs = Head(means, name="policy_head")(actor)
         if self.num_deviations:
             zeros = nn.initializers.zeros_init()
             log_std = self.param("log_std_shift", zeros, (self.num_deviations,))
             log_std = self.initial_log_std + log_std
             log_std = jnp.broadcast_to(log_std, (x.shape[0], self.num_deviations))
             outputs = jnp.concatenate([outputs, log_std], -1)
-        return outputs, _Head(1, name="value_head")(critic)[:, 0]
+        return outputs, Head(1, name="value_head")(critic)[:, 0]
 
 
 @dataclasses.dataclass(frozen=True)

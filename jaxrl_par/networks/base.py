@@ -58,6 +58,21 @@ def check_network(network: Factory | Network, spec: EnvSpec) -> None:
     """Raise ValueError, naming what was expected and found, for a network that does
     not fit an environment. Computes nothing.
     """
+    check_hashable(network)
+    if spaces.flat_size(inputs.network_obs_space(spec)) == 0:
+        raise ValueError(f"network: the observation space {spec.obs_space} is empty")
+    pair = build(network, spec)
+    params = param_shapes(pair)
+    space = inputs.network_obs_space(spec)
+    for size in (1, 5):  # of one, so that a squeeze of the batch is seen
+        obs = jax.eval_shape(lambda size=size: inputs.example(space, size))
+        _check_outputs(
+            shapes_of("apply(params, obs)", pair.apply, params, obs), size, spec
+        )
+
+
+def check_hashable(network: Any) -> None:
+    """Raise ValueError for one that is not: it could be no static field."""
     try:
         hash(network)
     except TypeError as error:
@@ -65,11 +80,12 @@ def check_network(network: Factory | Network, spec: EnvSpec) -> None:
             f"network {network!r} must be hashable ({error}): give it tuples, not "
             "lists or arrays"
         ) from None
-    if spaces.flat_size(inputs.network_obs_space(spec)) == 0:
-        raise ValueError(f"network: the observation space {spec.obs_space} is empty")
-    init, apply = build(network, spec)
+
+
+def param_shapes(pair: Network) -> PyTree:
+    """Shapes of the parameters. Raises ValueError unless all are float32."""
     key = jax.eval_shape(jax.random.key, 0)
-    params = _shapes("init(key)", init, key)
+    params = shapes_of("init(key)", pair.init, key)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not _is_float(leaf):
             name = jax.tree_util.keystr(path)
@@ -83,10 +99,7 @@ def check_network(network: Factory | Network, spec: EnvSpec) -> None:
                 f"network: parameter {name} is {leaf.dtype.name}; parameters must be "
                 "float32 (to compute in another type, cast them in apply)"
             )
-    space = inputs.network_obs_space(spec)
-    for size in (1, 5):  # of one, so that a squeeze of the batch is seen
-        obs = jax.eval_shape(lambda size=size: inputs.example(space, size))
-        _check_outputs(_shapes("apply(params, obs)", apply, params, obs), size, spec)
+    return params
 
 
 def _check_outputs(found: Any, size: int, spec: EnvSpec) -> None:
@@ -96,12 +109,12 @@ def _check_outputs(found: Any, size: int, spec: EnvSpec) -> None:
         f"of shapes [{size}, {count}] and [{size}]; it returns "
     )
     if not isinstance(found, tuple) or len(found) != 2:
-        raise ValueError(f"{rule}{jax.tree.map(_show, found)}")
+        raise ValueError(f"{rule}{jax.tree.map(show, found)}")
     expected = ((size, count), (size,))
     for leaf, shape in zip(found, expected, strict=True):
         if not _is_float(leaf) or leaf.shape != shape:
             raise ValueError(
-                f"{rule}({', '.join(map(_show, found))}){_hint(spec, count)}"
+                f"{rule}({', '.join(map(show, found))}){_hint(spec, count)}"
             )
 
 
@@ -117,18 +130,18 @@ def _is_float(leaf: Any) -> bool:
     return is_array and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
-def _show(leaf: Any) -> str:
+def show(leaf: Any) -> str:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return f"{leaf.dtype.name}{list(leaf.shape)}"
     return type(leaf).__name__
 
 
-def _shapes(name: str, function: Callable[..., Any], *args: Any) -> Any:
+def shapes_of(name: str, function: Callable[..., Any], *args: Any) -> Any:
     try:
         return jax.eval_shape(function, *args)
     except Exception as error:
         line = (str(error).strip().splitlines() or [""])[0]
-        shapes = ", ".join(str(jax.tree.map(_show, arg)) for arg in args[1:])
+        shapes = ", ".join(str(jax.tree.map(show, arg)) for arg in args[1:])
         given = f" given {shapes}" if shapes else ""
         raise ValueError(
             f"network: {name} raises {type(error).__name__}{given}: {line}"

@@ -21,6 +21,15 @@ def network_obs_space(spec: EnvSpec) -> spaces.Space:
     return space
 
 
+def split_mask(obs: PyTree) -> tuple[Array | None, PyTree]:
+    """The action mask of an observation, or None, and the rest: what a network sees."""
+    if not isinstance(obs, dict) or spaces.ACTION_MASK not in obs:
+        return None, obs
+    rest = {name: x for name, x in obs.items() if name != spaces.ACTION_MASK}
+    mask = obs[spaces.ACTION_MASK]
+    return mask, next(iter(rest.values())) if len(rest) == 1 else rest
+
+
 def example(space: spaces.Space, size: int = 1) -> PyTree:
     """A batch of `size` placeholder observations."""
     return jax.tree.map(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_par import collectives
-from jaxrl_par.types import Array, Axes, PyTree, Rollout, is_key, pytree
+from jaxrl_par.types import Array, Axes, PyTree, Rollout, Store, is_key, pytree
 
 
 class DivergedError(FloatingPointError):
@@ -76,13 +76,15 @@ def find(
 
 
 def choose(fault: Array, before: PyTree, after: PyTree) -> PyTree:
-    """`before` where there is a fault () bool, else `after`."""
+    """`before` where there is a fault () bool, else `after`; a `Store` is rewound."""
 
-    def pick(old: Array, new: Array) -> Array:
+    def pick(old: Any, new: Any) -> Any:
+        if isinstance(new, Store):
+            return new.rewound(fault, old)
         # A key that the faulty update used is used again, by another one.
         return jnp.where(fault, jax.random.clone(old) if is_key(old) else old, new)
 
-    return jax.tree.map(pick, before, after)
+    return jax.tree.map(pick, before, after, is_leaf=lambda x: isinstance(x, Store))
 
 
 def describe(faults: Faults, metrics: Mapping[str, float], num_envs: int) -> str:
@@ -101,6 +103,7 @@ def describe(faults: Faults, metrics: Mapping[str, float], num_envs: int) -> str
     ]
     names = [name for name, value in metrics.items() if not np.isfinite(value)]
     names = [name for name in names if not name.startswith("episode_")]
+    names = [name.removesuffix("_sum") for name in names]
     parts += sorted(names, key=lambda name: ("loss" not in name, "grad" not in name))
     return ", ".join([*parts, *(["algorithm state"] if faults.state else [])])
 

@@ -14,7 +14,7 @@ Columns = dict[str, np.ndarray]
 
 # These are whole numbers; all other columns are float32, as they were computed.
 _COUNTS = ("update", "env_steps", "frames", "episode_count")
-_SUMMED = ("episode_return", "episode_length")
+_SUM = "_sum"
 
 
 class History:
@@ -48,34 +48,42 @@ class History:
     def _columns(self, first: int, table: Mapping[str, np.ndarray]) -> Columns:
         rest = dict(table)
         count = rest.pop("episode_count")
-        sums = {name: rest.pop(f"{name}_sum") for name in _SUMMED}
-        with np.errstate(invalid="ignore"):
-            means = {name: total / count for name, total in sums.items()}
         update = first + np.arange(len(count), dtype=np.int64)
-        return {
+        columns = {
             "update": update,
             "env_steps": update * self._steps,
             "frames": update * self._steps * self._frames,
             "episode_count": count.astype(np.int64),
-            **means,
-            **rest,
         }
+        for name, column in rest.items():
+            if name.endswith(_SUM):
+                with np.errstate(invalid="ignore"):
+                    columns[name.removesuffix(_SUM)] = column / table[_counter(name)]
+            else:
+                columns[name] = column
+        return columns
 
     def _row(self, update: int, table: Mapping[str, np.ndarray], index: int) -> Row:
-        """One update's metrics; no episode's value where no episode ended."""
+        """One update's metrics; no mean where there was nothing to take it of."""
         steps = update * self._steps
         row: Row = {
             "update": update,
             "env_steps": steps,
             "frames": steps * self._frames,
+            "episode_count": int(table["episode_count"][index]),
         }
         values = {name: float(column[index]) for name, column in table.items()}
-        sums = {name: values.pop(f"{name}_sum") for name in _SUMMED}
-        count = int(values.pop("episode_count"))
-        row["episode_count"] = count
-        if count:
-            row |= {name: total / count for name, total in sums.items()}
-        return row | values
+        for name, value in values.items():
+            if not name.endswith(_SUM):
+                row.setdefault(name, value)
+            elif count := values[_counter(name)]:
+                row[name.removesuffix(_SUM)] = value / count
+        return row
+
+
+def _counter(name: str) -> str:
+    """What a sum is divided by: the episodes that ended, or the gradient steps."""
+    return "episode_count" if name.startswith("episode_") else "gradient_steps"
 
 
 def read_metrics(path: Path) -> Columns:

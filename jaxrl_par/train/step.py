@@ -40,7 +40,7 @@ def init_state(
     env_state, timestep = env.init(_env_keys(env_key, 0, num_envs, 1)[0])
     return strong(
         TrainState(
-            algorithm=algorithm.init(algorithm_key, env.spec, num_envs),
+            algorithm=algorithm.init(algorithm_key, env.full_spec(), num_envs),
             env=env_state,
             obs=timestep.obs,
             first=timestep.first,
@@ -70,7 +70,8 @@ def train_step(
     rollout_key, update_key = jax.random.split(
         jax.random.fold_in(state.key, state.update)
     )
-    progress = state.update.astype(jnp.float32) / total_updates
+    update = state.update.astype(jnp.float32)
+    progress = (update / total_updates, (update + 1) / total_updates)
     state, rollout = collect(algorithm, env, state, rollout_key, progress, axes)
     learned, metrics = algorithm.update(state.algorithm, rollout, update_key, axes)
     shared = dataclasses.replace(learned, **dict.fromkeys(algorithm.sharded))
@@ -145,10 +146,13 @@ def collect(
     env: BatchedEnv,
     state: TrainState,
     key: Key,
-    progress: Array,
+    progress: tuple[Array, Array],
     axes: Axes,
 ) -> tuple[TrainState, Rollout]:
-    """Act for `algorithm.rollout_length` steps in every environment."""
+    """Act for `algorithm.rollout_length` steps in every environment.
+
+    `progress` is the share of the run that is done before, and after.
+    """
     length = algorithm.rollout_length
     num_envs = state.episode_length.shape[0]
     noise, draws = _draw(algorithm, env, state, key, axes)
@@ -192,7 +196,8 @@ def collect(
         **{"cut_obs": cuts, **steps},
         last_obs=last_obs,
         initial_carry=state.carry,
-        progress=progress,
+        progress=progress[0],
+        next_progress=progress[1],
     )
     state = dataclasses.replace(
         state, env=env_state, obs=last_obs, first=first, carry=memory

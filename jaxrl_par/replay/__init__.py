@@ -1,0 +1,1 @@
+"""Experience replay: one logical store, laid over the devices of a run."""
