@@ -94,6 +94,14 @@ def between(name: str, value: Any, low: float, high: float) -> None:
     _check(name, value, f"in [{low}, {high}]", lambda x: (x >= low) & (x <= high))
 
 
+def below(name: str, value: Any, other_name: str, other: Any) -> None:
+    """A number less than another argument's."""
+    if isinstance(value, Tracer) or isinstance(other, Tracer):
+        return
+    if not (np.asarray(value) < np.asarray(other)).all():
+        raise ValueError(f"{name} {value!r} must be less than {other_name} {other!r}")
+
+
 def _check(name: str, value: Any, rule: str, test: Any) -> None:
     if isinstance(value, Tracer):
         return

@@ -62,6 +62,14 @@ def share(tree: PyTree, axis: int, axes: Axes) -> PyTree:
     return jax.tree.map(scatter, tree) if axes else tree
 
 
+def part(x: Array, axis: int, axes: Axes) -> Array:
+    """This device's share of an array that is the same on all, along an axis."""
+    if not axes:
+        return x
+    width = x.shape[axis] // size(axes)
+    return jax.lax.dynamic_slice_in_dim(x, index(axes) * width, width, axis)
+
+
 def moments(x: Array, axis: int | tuple[int, ...], axes: Axes) -> tuple[Array, Array]:
     """Mean and population variance over array axes and mesh axes together.
 
@@ -87,22 +95,45 @@ def gradient(
     same mean in less memory. By default it is taken whole on an accelerator, and
     on a CPU in parts of `CPU_MICROBATCH`, or `CPU_MICROBATCH_OF_MANY`.
     """
+
+    def with_nothing(params: PyTree, batch: PyTree) -> tuple[Array, tuple[Any, tuple]]:
+        value, aux = loss(params, batch)
+        return value, (aux, ())
+
+    found = gradient_and_each(with_nothing, params, batch, axes, microbatch_size)
+    return found[:2]
+
+
+def gradient_and_each(
+    loss: Callable[[PyTree, PyTree], tuple[Array, tuple[Any, PyTree]]],
+    params: PyTree,
+    batch: PyTree,
+    axes: Axes,
+    microbatch_size: int | None = None,
+) -> tuple[PyTree, Any, PyTree]:
+    """As `gradient`, with something of each sample: (gradient, aux, each [N, ...]).
+
+    `loss(params, batch)` gives (loss, (aux, each)); N are this device's samples.
+    """
     params = _varying(params, axes)
-    derive = jax.jit(jax.grad(loss, has_aux=True))  # traced once for all its uses
+    # Traced once for all its uses.
+    derive = jax.jit(jax.grad(loss, has_aux=True))
     if microbatch_size is not None:
-        result = _accumulate(derive, params, batch, axes, microbatch_size)
+        found = _accumulate(derive, params, batch, axes, microbatch_size)
     else:
-        result = jax.lax.platform_dependent(
+        found = jax.lax.platform_dependent(
             params,
             batch,
             cpu=lambda p, b: _accumulate(derive, p, b, axes, _cpu_microbatch(b, axes)),
             default=derive,
         )
+    grads, (aux, each) = found
     if not axes:
-        return result
+        return grads, aux, each
     # One flat vector, one reduction: a collective costs more than its bytes.
-    flat, unravel = ravel_pytree(result)
-    return unravel(jax.lax.pmean(flat, axes))
+    flat, unravel = ravel_pytree((grads, aux))
+    grads, aux = unravel(jax.lax.pmean(flat, axes))
+    return grads, aux, each
 
 
 def _cpu_microbatch(batch: PyTree, axes: Axes) -> int:
@@ -124,7 +155,10 @@ def _accumulate(
     axes: Axes,
     most: int,
 ) -> PyTree:
-    """Mean of `derive` over the fewest equal parts of at most `most` samples."""
+    """`derive` over the fewest equal parts of at most `most` samples.
+
+    (mean gradient, (mean aux, what there is of each sample)).
+    """
     samples = jax.tree.leaves(batch)[0].shape[0]
     fewest = -(-samples // most)
     parts = next(n for n in range(fewest, samples + 1) if samples % n == 0)
@@ -132,10 +166,14 @@ def _accumulate(
         return derive(params, batch)
     split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
     shapes = jax.eval_shape(derive, params, jax.tree.map(lambda x: x[0], split))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    means = (shapes[0], shapes[1][0])
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), means)
 
-    def add(sums: PyTree, part: PyTree) -> tuple[PyTree, None]:
-        return jax.tree.map(jnp.add, sums, derive(params, part)), None
+    def add(sums: PyTree, part: PyTree) -> tuple[PyTree, PyTree]:
+        grads, (aux, each) = derive(params, part)
+        return jax.tree.map(jnp.add, sums, (grads, aux)), each
 
-    sums, _ = jax.lax.scan(add, _varying(zeros, axes), split)
-    return jax.tree.map(lambda x: x / parts, sums)
+    sums, each = jax.lax.scan(add, _varying(zeros, axes), split)
+    grads, aux = jax.tree.map(lambda x: x / parts, sums)
+    each = jax.tree.map(lambda x: x.reshape(samples, *x.shape[2:]), each)
+    return grads, (aux, each)

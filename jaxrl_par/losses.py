@@ -34,6 +34,50 @@ def value_loss(
     return 0.5 * error
 
 
+def huber(error: Array, delta: Array | float | None) -> Array:
+    """Half the squared error within `delta`, linear beyond, [...]; None: squared.
+
+    Its slope is the error, clipped to `delta` (Mnih et al. 2015, "error clipping").
+    """
+    if delta is None:
+        return 0.5 * jnp.square(error)
+    within = jnp.clip(error, -delta, delta)
+    return within * (error - 0.5 * within)
+
+
+def project(support: Array, probs: Array, targets: Array) -> Array:
+    """A distribution on `targets` [N, K] brought onto an even `support` [K]: [N, K].
+
+    Each target's share of `probs` [N, K] goes to its two neighbours, by nearness;
+    targets beyond the ends go to these. Bellemare et al. 2017, algorithm 1.
+    """
+    low, high = support[0], support[-1]
+    spacing = (high - low) / (support.shape[0] - 1)
+    targets = jnp.clip(targets, low, high)
+    distance = jnp.abs(targets[:, None, :] - support[None, :, None])  # [N, K, K]
+    share = jnp.clip(1.0 - distance / spacing, 0.0, 1.0)
+    return (share * probs[:, None, :]).sum(-1)
+
+
+def cross_entropy(logits: Array, probs: Array) -> Array:
+    """-sum p log softmax(logits), [...] over the last axis."""
+    return -(probs * jax.nn.log_softmax(logits)).sum(-1)
+
+
+def quantile_huber(quantiles: Array, targets: Array, delta: Array | float) -> Array:
+    """Quantile regression of samples [N, J] by quantiles [N, K]: losses [N].
+
+    Quantile k is at the middle of the k-th of K equal shares. Sum over k of the mean
+    over j of |tau_k - 1(t_j < q_k)| L_delta(t_j - q_k) / delta. Dabney et al. 2018,
+    eq. 10 and algorithm 1.
+    """
+    count = quantiles.shape[-1]
+    tau = (jnp.arange(count) + 0.5) / count
+    error = targets[:, None, :] - quantiles[:, :, None]  # [N, K, J]
+    tilt = jnp.abs(tau[None, :, None] - (error < 0))
+    return (tilt * huber(error, delta) / delta).mean(-1).sum(-1)
+
+
 def approx_kl(log_ratio: Array) -> Array:
     """Estimate of KL(old || new) from samples of old, [N]: (r - 1) - log r >= 0.
 

@@ -115,7 +115,7 @@ class Methods:
                         f"environments (or replay slots) that max_devices, {devices}, "
                         "divides"
                     )
-            elif getattr(other, "shape", ()) != leaf.shape:
+            elif leaf.shape[:1] == (count,) and other.shape != leaf.shape:
                 self._add(
                     f"{where} for {count} environments and {kind(other)} for "
                     f"{2 * count}; what is kept of each environment is in `sharded`"

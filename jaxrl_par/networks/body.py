@@ -52,8 +52,9 @@ class Body:
     def channels_for(self, spec: EnvSpec) -> tuple[int, ...]:
         """The convolutions for an environment. Raises ValueError if none fit."""
         space = inputs.network_obs_space(spec)
-        image = isinstance(space, spaces.Box) and len(space.shape) == 3
-        smallest = min(space.shape[:2]) if image else 0
+        smallest = 0
+        if isinstance(space, spaces.Box) and len(space.shape) == 3:
+            smallest = min(space.shape[:2])
         if self.channels is None:
             return _IMAGE_CHANNELS if smallest > 2 * len(_IMAGE_CHANNELS) else ()
         if self.channels and smallest <= 2 * len(self.channels):

@@ -64,7 +64,7 @@ class _Values(nn.Module):
 
 
 def q_network(
-    network: Body | base.Network,
+    network: Body | base.Factory | base.Network,
     spec: EnvSpec,
     atoms: int = 1,
     dueling: bool = False,
@@ -79,7 +79,7 @@ def q_network(
     """
     if not isinstance(network, Body):
         pair = base.build(network, spec)
-        size = num_actions(spec)
+        size = actions(spec).n
 
         def values(params: PyTree, obs: PyTree, noise: Array | None) -> Array:
             found = pair.apply(params, obs)
@@ -89,7 +89,7 @@ def q_network(
     module = _Values(
         body=network,
         channels=network.channels_for(spec),
-        actions=num_actions(spec),
+        actions=actions(spec).n,
         atoms=atoms,
         dueling=dueling,
         noisy=noisy,
@@ -105,12 +105,12 @@ def q_network(
     return QNetwork(init, apply, _noise_size(module, spec) if noisy else 0)
 
 
-def num_actions(spec: EnvSpec) -> int:
+def actions(spec: EnvSpec) -> spaces.Discrete:
     """Actions to choose from. Raises ValueError for any but a Discrete space."""
     space = spec.action_space
     if not isinstance(space, spaces.Discrete):
         raise ValueError(f"action space {space} must be Discrete")
-    return space.n
+    return space
 
 
 def _noise_size(module: _Values, spec: EnvSpec) -> int:
@@ -128,7 +128,7 @@ def _noise_size(module: _Values, spec: EnvSpec) -> int:
 
 def check(network: Any, spec: EnvSpec, atoms: int, dueling: bool, noisy: bool) -> None:
     """Raise ValueError for a network that does not fit an environment."""
-    actions = num_actions(spec)
+    count = actions(spec).n
     base.check_hashable(network)
     if spaces.flat_size(inputs.network_obs_space(spec)) == 0:
         raise ValueError(f"network: the observation space {spec.obs_space} is empty")
@@ -144,9 +144,9 @@ def check(network: Any, spec: EnvSpec, atoms: int, dueling: bool, noisy: bool) -
     for size in (1, 5):
         obs = jax.eval_shape(lambda size=size: inputs.example(space, size))
         found = base.shapes_of("apply(params, obs)", pair.apply, params, obs)
-        wanted = [(size, actions), (size, actions, 1)]
+        wanted = [(size, count), (size, count, 1)]
         if atoms > 1:
-            wanted = [(size, actions, atoms)]
+            wanted = [(size, count, atoms)]
         if getattr(found, "shape", None) not in wanted or found.dtype != jnp.float32:
             raise ValueError(
                 f"network: for a batch of {size}, apply must return action values, "

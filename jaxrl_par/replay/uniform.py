@@ -26,18 +26,18 @@ def count_groups(num_envs: int, batch_size: int, num_groups: int) -> int:
 def draw(
     ring: Ring,
     key: Key,
-    num_batches: int,
-    batch_size: int,
+    shape: tuple[int, int],
     num_groups: int,
     axes: Axes,
     length: int = 1,
 ) -> Place:
-    """Places [num_batches, batch_size / devices] of independent uniform draws.
+    """Places [K, M / devices] of independent uniform draws, for a shape (K, M).
 
-    `num_groups` (of `count_groups`) and `batch_size` are of all devices; `key` is the
-    same on all. With `length`, from each of them so many steps are stored. Undefined
+    M samples and `num_groups` (of `count_groups`) are of all devices; `key` is the
+    same on all. With `length`, from each place so many steps are stored. Undefined
     while fewer are.
     """
+    num_batches, batch_size = shape
     groups = num_groups // collectives.size(axes)
     each = batch_size // num_groups
     envs = ring.count.shape[0] // groups

@@ -1,0 +1,83 @@
+"""What algorithms that learn from a replay share: when they learn, and the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_par import checks
+from jaxrl_par.algorithms import counting
+from jaxrl_par.types import Array, PyTree, pytree
+
+# step(learner, batch) -> (learner, metrics of scalars, something of each sample)
+Step = Callable[[Any, PyTree], tuple[Any, dict[str, Array], PyTree]]
+
+
+@pytree
+class Clock:
+    """Environment steps, as far as they matter; equal on all devices."""
+
+    steps: Array  # () int32, counted up to the warm-up's end
+    since_step: Array  # () int32, since a gradient step was due
+
+
+def start() -> Clock:
+    """Before the first step."""
+    return Clock(jnp.int32(0), jnp.int32(0))
+
+
+def tick(
+    clock: Clock, steps: int, learning_starts: int, train_every: int
+) -> tuple[Clock, Array]:
+    """After so many more steps: (clock, gradient steps that are due, () int32).
+
+    One at each crossing of a multiple of `train_every`, once `learning_starts` steps
+    have been made.
+    """
+    made = counting.up_to(clock.steps, steps, learning_starts)
+    due, since = counting.crossings(clock.since_step, steps, train_every)
+    return Clock(made, since), jnp.where(made >= learning_starts, due, 0)
+
+
+def learn(
+    step: Step, learner: Any, batches: PyTree, due: Array
+) -> tuple[Any, dict[str, Array], PyTree]:
+    """Take `due` gradient steps, on the first of K batches [K, N, ...].
+
+    Gives (learner, sums over the steps of the metrics, what there is of each sample
+    [K, N, ...], zeros where no step was taken). A loop of no steps costs nothing and
+    copies nothing, where a `cond` copies all that it may change.
+    """
+    count = jax.tree.leaves(batches)[0].shape[0]
+    first = jax.tree.map(lambda x: x[0], batches)
+    _, metrics, each = jax.eval_shape(step, learner, first)
+    zero = lambda s: jnp.zeros(s.shape, s.dtype)  # noqa: E731
+    room = lambda s: jnp.zeros((count, *s.shape), s.dtype)  # noqa: E731
+
+    def body(i: Array, carry: tuple) -> tuple:
+        learner, sums, kept = carry
+        batch = jax.tree.map(lambda x: x[i], batches)
+        learner, metrics, each = step(learner, batch)
+        sums = jax.tree.map(jnp.add, sums, metrics)
+        return learner, sums, jax.tree.map(lambda k, x: k.at[i].set(x), kept, each)
+
+    begin = (learner, jax.tree.map(zero, metrics), jax.tree.map(room, each))
+    learner, sums, kept = jax.lax.fori_loop(0, due, body, begin)
+    sums = {f"{name}_sum": x for name, x in sums.items()}
+    return learner, sums | {"gradient_steps": due.astype(jnp.float32)}, kept
+
+
+def move(target: PyTree, params: PyTree, rate: Array | float) -> PyTree:
+    """The target network, moved by `rate` of its distance to the parameters."""
+    return jax.tree.map(lambda t, p: t + rate * (p - t), target, params)
+
+
+def check_sizes(algorithm: Any) -> None:
+    """Raise ValueError for sizes that every algorithm with a replay has."""
+    for name in ("rollout_length", "capacity", "batch_size", "num_groups"):
+        checks.positive_int(name, getattr(algorithm, name))
+    for name in ("learning_starts", "train_every"):
+        checks.positive_int(name, getattr(algorithm, name))
