@@ -6,10 +6,12 @@
 """
 
 from jaxrl_par.algorithms.base import check_algorithm
+from jaxrl_par.algorithms.dqn import DQN
 from jaxrl_par.algorithms.ppo import PPO
 from jaxrl_par.envs import ActionRepeat, Instances, check_env, env_names, make
 from jaxrl_par.envs.batched import BatchedEnv
 from jaxrl_par.networks.actor_critic import CNN, MLP
+from jaxrl_par.networks.body import Body
 from jaxrl_par.presets import Preset, preset
 from jaxrl_par.spaces import Box, Dict, Discrete, MultiDiscrete
 from jaxrl_par.train.callbacks import STOP, Progress
@@ -37,12 +39,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CNN",
+    "DQN",
     "MLP",
     "PPO",
     "STOP",
     "ActionRepeat",
     "Algorithm",
     "BatchedEnv",
+    "Body",
     "Box",
     "Dict",
     "Discrete",

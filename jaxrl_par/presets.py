@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_par import checks
+from jaxrl_par.algorithms.dqn import DQN
 from jaxrl_par.algorithms.ppo import PPO
 from jaxrl_par.networks.actor_critic import CNN, MLP
 
-ALGORITHMS = {"ppo": PPO}
+ALGORITHMS = {"ppo": PPO, "dqn": DQN}
 
+# What `network` may be of an algorithm with an actor and a critic.
 NETWORKS = {"mlp": MLP, "cnn": CNN}
 
 
@@ -25,7 +27,7 @@ NETWORKS = {"mlp": MLP, "cnn": CNN}
 class Preset:
     """An algorithm, and settings of a run (fields of `TrainConfig`)."""
 
-    algorithm: PPO
+    algorithm: Any
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     source: str = ""
 

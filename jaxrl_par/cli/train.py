@@ -12,7 +12,6 @@ import numpy as np
 import tyro
 
 from jaxrl_par import checks, networks
-from jaxrl_par.algorithms.ppo import PPO
 from jaxrl_par.cli import flags, help_texts, session
 from jaxrl_par.cli.startup import prepare_backend
 from jaxrl_par.envs.registry import make
@@ -42,7 +41,7 @@ class Choices:
     """What the command line asks for."""
 
     names: tuple[str, str]  # algorithm, environment
-    algorithm: PPO
+    algorithm: Any
     env: Environment
     config: TrainConfig
     out: Path | None
@@ -85,23 +84,23 @@ def read(argv: Sequence[str]) -> Choices:
     checks.known("algorithm", names[0], ALGORITHMS)
     start, source = _starting_point(*names)
     env = make(names[1])
-    given = start.algorithm.network
+    given = getattr(start.algorithm, "network", None)  # a table has none
     usual = networks.choose(env.spec) if given is networks.auto else given
     network = _network(usual, argv)
     kind = _flags(start, network, env)
     parsed = flags.parse(kind, argv[2:], f"jaxrl-par train {' '.join(names)}", source)
     physics = _changes(parsed.env, kind().env)
     changed = _all_changes(parsed, kind())
-    if not isinstance(usual, type(network)):
-        changed = {"network": parsed.network} | changed
-    network = dataclasses.replace(network, **vars(parsed.layers))
-    if network == usual:
-        network = given
+    algorithm = dataclasses.replace(start.algorithm, **vars(parsed.algorithm))
+    if network is not None:
+        if not isinstance(usual, type(network)):
+            changed = {"network": parsed.network} | changed
+        network = dataclasses.replace(network, **vars(parsed.layers))
+        if network != usual:
+            algorithm = dataclasses.replace(algorithm, network=network)
     return Choices(
         names=names,
-        algorithm=dataclasses.replace(
-            start.algorithm, network=network, **vars(parsed.algorithm)
-        ),
+        algorithm=algorithm,
         env=make(names[1], **physics) if physics else env,
         config=TrainConfig(**vars(parsed.run)),
         out=parsed.out,
@@ -140,6 +139,8 @@ def _starting_point(algorithm: str, env: str) -> tuple[Preset, str]:
 
 def _network(preset: Any, argv: Sequence[str]) -> Any:
     """The network whose layers the other flags change: the preset's, or --network."""
+    if type(preset) not in NETWORKS.values():
+        return preset
     for i, word in enumerate(argv):
         flag, equals, value = word.partition("=")
         if flag == "--network":
@@ -158,22 +159,31 @@ def _flags(start: Preset, network: Any, env: Environment) -> type:
         "algorithm": flags.group(
             "Rates", start.algorithm, help_texts.ALGORITHM, aliases=_ALIASES
         ),
-        "layers": flags.group(
-            "Layers", network, help_texts.NETWORK, {"activation": tuple(ACTIVATIONS)}
-        ),
     }
+    if network is not None:
+        groups["layers"] = flags.group(
+            "Layers", network, help_texts.NETWORK, {"activation": tuple(ACTIVATIONS)}
+        )
     flat = tyro.conf.arg(name="")
-    name = next(name for name, kind in NETWORKS.items() if type(network) is kind)
-    kinds = Literal[tuple(NETWORKS)]  # pyright: ignore[reportInvalidTypeForm] (names)
     out = tyro.conf.arg(help="the run's directory, fresh (None: a new one in runs/)")
     fields = [
         ("out", Annotated[Path | None, out], None),
         ("log", session.Log, ()),
-        ("network", Annotated[kinds, tyro.conf.arg(help="the kind of network")], name),
+        *_network_flag(network),
         *((key, Annotated[kind, flat], kind()) for key, kind in groups.items()),
         ("env", kind := flags.group("Physics", physics, {}), kind()),
     ]
     return dataclasses.make_dataclass("Train", fields, frozen=True)
+
+
+def _network_flag(network: Any) -> list[tuple[str, Any, str]]:
+    """A choice among kinds of network, where the algorithm leaves one."""
+    names = [name for name, kind in NETWORKS.items() if type(network) is kind]
+    if not names:
+        return []
+    kinds = Literal[tuple(NETWORKS)]  # pyright: ignore[reportInvalidTypeForm] (names)
+    flag = Annotated[kinds, tyro.conf.arg(help="the kind of network")]
+    return [("network", flag, names[0])]
 
 
 def _changes(new: Any, old: Any) -> dict[str, Any]:
