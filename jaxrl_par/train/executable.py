@@ -12,6 +12,7 @@ from jaxrl_par.envs.batched import BatchedEnv
 from jaxrl_par.train.config import TrainConfig
 from jaxrl_par.train.evaluate import Evaluation, Evaluator
 from jaxrl_par.train.guards import Faults
+from jaxrl_par.train.memory import check_memory
 from jaxrl_par.train.plan import Layout, local
 from jaxrl_par.types import Algorithm, TrainState
 
@@ -23,7 +24,8 @@ Table = dict[str, np.ndarray]
 class Executable:
     """What runs on the devices of `layout`; nothing is compiled at first.
 
-    `shapes` are the training state's, with their places.
+    `shapes` are the training state's, with their places. Raises ValueError if it
+    cannot fit the devices.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Executable:
             *(algorithm, env, config.num_envs, CHUNK_ROWS), config.on_nonfinite
         )
         self.shapes: TrainState = self._program.shapes
+        check_memory(self.shapes)
         self._episodes = config.eval_episodes
         self._key, self._eval_key = jax.random.split(jax.random.key(config.seed))
         self.args = self._program.place((algorithm, env))
