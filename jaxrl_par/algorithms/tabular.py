@@ -20,7 +20,7 @@ This is where n textbook updates towards their mean target, one after another, l
   it says tanh(n u) / n <= tanh(u).
 
 Sums and counts are added up over the devices before they are applied, so their number
-is of no effect but for rounding.
+is of no effect but for rounding. A step of a rollout costs a pass over the table.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ import jax.numpy as jnp
 from jaxrl_par import checks, collectives
 from jaxrl_par.algorithms import counting, epsilon_greedy
 from jaxrl_par.networks.q_network import greedy as best
-from jaxrl_par.networks.q_network import num_actions
-from jaxrl_par.spaces import Discrete, MultiDiscrete, Space
+from jaxrl_par.spaces import Discrete, MultiDiscrete
 from jaxrl_par.types import Array, Axes, EnvSpec, Rollout, pytree, static
+
+_SHARES = ("learning_rate", "gamma", "epsilon", "final_epsilon", "exploration_fraction")
+_RATES = (*_SHARES, "initial_value")
 
 
 @pytree
@@ -52,11 +54,8 @@ class Transitions:
     @classmethod
     def zeros(cls, num_envs: int) -> Transitions:
         """Of every environment one, [B], that is none."""
-        # No two fields share a buffer: the state is donated.
-        index = (jnp.zeros(num_envs, jnp.int32) for _ in range(3))
-        state, action, successor = index
-        reward, terminated = jnp.zeros(num_envs), jnp.zeros(num_envs, bool)
-        return cls(state, action, reward, successor, terminated)
+        types = (jnp.int32, jnp.int32, jnp.float32, jnp.int32, jnp.bool_)
+        return cls(*(jnp.zeros(num_envs, dtype) for dtype in types))
 
 
 @pytree
@@ -72,43 +71,31 @@ class TabularState:
 def validate(algorithm: Any, spec: EnvSpec) -> None:
     """Raise ValueError for rates and spaces that no tabular method can train on."""
     checks.positive_int("rollout_length", algorithm.rollout_length)
-    checks.scalar("learning_rate", algorithm.learning_rate)
+    for name in _RATES:
+        checks.scalar(name, getattr(algorithm, name))
     checks.positive("learning_rate", algorithm.learning_rate)
-    for name in (
-        *("learning_rate", "gamma"),
-        *("epsilon", "final_epsilon", "exploration_fraction"),
-    ):
+    checks.finite("initial_value", algorithm.initial_value)
+    for name in _SHARES:
         value = getattr(algorithm, name)
         if name != "final_epsilon" or value is not None:
-            checks.scalar(name, value)
             checks.between(name, value, 0.0, 1.0)
-    checks.scalar("initial_value", algorithm.initial_value)
-    checks.finite("initial_value", algorithm.initial_value)
-    space = spec.obs_space
-    if not isinstance(space, Discrete | MultiDiscrete):
-        raise ValueError(f"observation space {space} must be Discrete or MultiDiscrete")
-    size = num_states(space) * num_actions(spec)
+    size = math.prod(_shape(spec))
     if size >= 2**31:
         raise ValueError(
-            f"observation space {space} must make a table of less than 2^31 entries, "
-            f"states times actions; it makes {size:,}"
+            f"observation space {spec.obs_space} must make a table of less than 2^31 "
+            f"entries, states times actions; it makes {size:,}"
         )
 
 
 def init(algorithm: Any, spec: EnvSpec) -> TabularState:
     """The state before the first step, with nothing pending."""
-    shape = (num_states(spec.obs_space), num_actions(spec))
-    table = jnp.full(shape, algorithm.initial_value, jnp.float32)
+    table = jnp.full(_shape(spec), algorithm.initial_value, jnp.float32)
     return TabularState(table, _epsilon(algorithm, 0.0), spec=spec)
 
 
-def num_states(space: Space) -> int:
-    """Rows of the table."""
-    return math.prod(space.nvec) if isinstance(space, MultiDiscrete) else space.n
-
-
-def state_index(space: Space, obs: Array) -> Array:
-    """Row of each observation, int32: [..., k] of a MultiDiscrete, else [...]."""
+def rows(spec: EnvSpec, obs: Array) -> Array:
+    """Rows of observations, int32 [...]; of a MultiDiscrete these are [..., k]."""
+    space = _obs_space(spec)
     if isinstance(space, Discrete):
         return obs - space.start
     strides = [math.prod(space.nvec[i + 1 :]) for i in range(len(space.nvec))]
@@ -117,21 +104,21 @@ def state_index(space: Space, obs: Array) -> Array:
 
 def act(state: TabularState, obs: Array, noise: Any, greedy: bool) -> Array:
     """Epsilon-greedy actions [B] int32 in the environment's numbers."""
-    values = state.params[state_index(state.spec.obs_space, obs)]
+    values = state.params[rows(state.spec, obs)]
     if greedy:
         index = best(values, None)
     else:
         index = epsilon_greedy.act(values, None, noise, state.epsilon)
-    return index + state.spec.action_space.start
+    return index + _action_space(state.spec).start
 
 
 def transitions(spec: EnvSpec, rollout: Rollout) -> Transitions:
     """The rollout's, [T, B]."""
     return Transitions(
-        state=state_index(spec.obs_space, rollout.obs),
-        action=rollout.action - spec.action_space.start,
+        state=rows(spec, rollout.obs),
+        action=rollout.action - _action_space(spec).start,
         reward=rollout.reward,
-        successor=state_index(spec.obs_space, rollout.next_obs()),
+        successor=rows(spec, rollout.next_obs()),
         terminated=rollout.terminated,
     )
 
@@ -190,3 +177,23 @@ def _epsilon(algorithm: Any, progress: Array | float) -> Array:
     start, final = algorithm.epsilon, algorithm.final_epsilon
     final = start if final is None else final
     return counting.linear(progress, start, final, algorithm.exploration_fraction)
+
+
+def _obs_space(spec: EnvSpec) -> Discrete | MultiDiscrete:
+    if not isinstance(spec.obs_space, Discrete | MultiDiscrete):
+        rule = "must be Discrete or MultiDiscrete"
+        raise ValueError(f"observation space {spec.obs_space} {rule}")
+    return spec.obs_space
+
+
+def _action_space(spec: EnvSpec) -> Discrete:
+    if not isinstance(spec.action_space, Discrete):
+        raise ValueError(f"action space {spec.action_space} must be Discrete")
+    return spec.action_space
+
+
+def _shape(spec: EnvSpec) -> tuple[int, int]:
+    """Rows and columns of the table."""
+    space = _obs_space(spec)
+    states = space.n if isinstance(space, Discrete) else math.prod(space.nvec)
+    return states, _action_space(spec).n
