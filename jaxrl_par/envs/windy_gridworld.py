@@ -18,8 +18,8 @@ class WindyGridworld:
     """A grid of 7 x 10 cells; a wind blows upwards in the middle columns.
 
     Observation: Discrete(70), the cell: row * 10 + column, counted from the top left.
-    Action: Discrete(4), one cell up (0), right (1), down (2), left (3). The wind of the
-    column that is left, `WIND`, carries further up; no step leads off the grid.
+    Action: Discrete(4), one cell up (0), right (1), down (2), left (3), and upwards by
+    the `WIND` of the column that is left: one displacement, cut short at the edges.
     Reward: -1 at every step, the last one included.
     Termination: at the goal, row 3, column 7.
     Truncation: after `max_steps` steps. The source has no limit (None); with one a
