@@ -47,8 +47,8 @@ _OWN = "tuned here over several seeds; from rl-baselines3-zoo, hyperparams/ppo.y
 _OWN_MINATAR = "tuned here on Breakout-MinAtar; from purejaxrl"
 
 _BOOK = "Sutton & Barto 2018, examples 6.5 and 6.6; sizes tuned here"
-# With the book's 0.5 the greedy path of SARSA, not its policy, breaks in a tenth of
-# looks at it: actions of almost equal value change places.
+# With 0.5 the greedy path of SARSA, though not its policy, is broken at one look in
+# seven: actions of almost equal value change places.
 _SARSA_RATE = 0.05
 
 _MINATAR = PPO(

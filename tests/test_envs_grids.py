@@ -73,6 +73,13 @@ def test_the_best_path_through_the_wind():
     assert steps == 15
 
 
+def test_each_column_has_its_wind():
+    """From the bottom row, where nothing is in the way: one up, and the wind."""
+    bottom = np.arange(60, 70)
+    rise = (bottom - model(WindyGridworld()).obs[bottom, UP]) // 10
+    assert rise.tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 2, 1]
+
+
 @pytest.mark.parametrize(
     ("cell", "action", "after"),
     [

@@ -206,24 +206,23 @@ def test_thousands_of_visitors_do_not_overshoot(rate):
 
 
 def test_later_steps_see_what_earlier_ones_wrote():
-    """Rate 1/2, gamma 1, from 2 to 1 to 0, where the episode is cut at state 3.
+    """Rate 1/2, gamma 1, from 2 to 1, and back to 2, where the episode is cut.
 
-    Q(2, 0) = (1 + max Q(1)) / 2 = (1 + 4) / 2 = 2.5; then Q(1, 1) = (4 + 1 + 6) / 2 =
-    5.5, with max Q(3) = 6. State 0 begins another episode: of no effect.
+    Q(2, 0) = (1 + max Q(1)) / 2 = (1 + 4) / 2 = 2.5, and that is max Q(2) when
+    Q(1, 1) = (4 + 1 + 2.5) / 2 = 3.75. State 3 begins another episode: of no effect.
     """
-    table = [[9, 9], [0, 4], [0, 0], [6, 2]]
-    cut = {"truncated": [[False], [True]], "cut_obs": [[1], [3]]}
+    table = [[9, 9], [2, 4], [0, 0], [6, 2]]
+    cut = {"truncated": [[False], [True]], "cut_obs": [[1], [2]], "last_obs": [3]}
     steps = rollout([[2], [1]], [[0], [1]], [[1], [1]], **cut)
+    half = jnp.float32(0.5)  # epsilon: the mean of Q(s) is (their mean + max Q(s)) / 2
     state, _ = learned(QLearning(), steps, table)
-    np.testing.assert_allclose(state.params, [[9, 9], [0, 5.5], [2.5, 0], [6, 2]])
-    # The next action is 1, of value 4; of the cut, with epsilon 1/2, the mean is
-    # (4 + 6) / 2 = 5: Q(1, 1) = (4 + 1 + 5) / 2.
-    state, _ = learned(SARSA(), steps, table, epsilon=jnp.float32(0.5))
-    np.testing.assert_allclose(state.params, [[9, 9], [0, 5], [2.5, 0], [6, 2]])
-    # Expected: of state 1 the mean is 3, so Q(2, 0) = (1 + 3) / 2.
-    expected = SARSA(expected=True)
-    state, _ = learned(expected, steps, table, epsilon=jnp.float32(0.5))
-    np.testing.assert_allclose(state.params, [[9, 9], [0, 5], [2, 0], [6, 2]])
+    np.testing.assert_allclose(state.params, [[9, 9], [2, 3.75], [2.5, 0], [6, 2]])
+    # The next action is 1, of value 4; at the cut the mean is (1.25 + 2.5) / 2.
+    state, _ = learned(SARSA(), steps, table, epsilon=half)
+    np.testing.assert_allclose(state.params, [[9, 9], [2, 3.4375], [2.5, 0], [6, 2]])
+    # Expected: (3 + 4) / 2 after state 2, and Q(2, 0) = 2.25; (1.125 + 2.25) / 2.
+    state, _ = learned(SARSA(expected=True), steps, table, epsilon=half)
+    np.testing.assert_allclose(state.params, [[9, 9], [2, 3.34375], [2.25, 0], [6, 2]])
 
 
 @pytest.mark.parametrize(
@@ -232,16 +231,17 @@ def test_later_steps_see_what_earlier_ones_wrote():
 def test_a_pending_step_is_completed_by_the_action_that_follows(obs, first, value):
     """From state 0 by action 1 to state 1, reward 2; then action 0, of value 6.
 
-    Half of 2 + 6; nothing where another state, or a new episode, came next.
+    Half of 2 + 6; nothing where another state, or a new episode, came next. Then an
+    episode begins, whose first step is what is pending.
     """
     pending = [jnp.array([x]) for x in (0, 1, 2.0, 1, False)]
     pending = tabular.Transitions(*pending)
-    steps = rollout([[obs]], [[0]], [[5]], first=[[first]])
+    steps = rollout([[obs], [0]], [[0], [1]], [[5], [7]], first=[[first], [True]])
     state, metrics = learned(SARSA(), steps, [[0, 0], [6, 0], [6, 0]], pending=pending)
     np.testing.assert_allclose(state.params, [[0, value], [6, 0], [6, 0]])
     assert metrics["td_error"] == 2 * value
     kept = [leaf.item() for leaf in jax.tree.leaves(state.pending)]
-    assert kept == [obs, 0, 5, 0, False]
+    assert kept == [0, 1, 7, 0, False]
 
 
 @pytree
