@@ -19,6 +19,10 @@ This is where n textbook updates towards their mean target, one after another, l
   textbook's, learning_rate / (2 - learning_rate) v: with learning_rate = 1 - exp(-2u)
   it says tanh(n u) / n <= tanh(u).
 
+Q-learning at a rate of 0.1 walks cliff walking's best path, and stays on it, after 125
+updates of 256 environments (65 of 2,048), and by the mean after 375 (205). By the sum
+values are beyond 1e35 after 400. Medians of five seeds, looked at every 5 updates.
+
 Sums and counts are added up over the devices before they are applied, so their number
 is of no effect but for rounding. A step of a rollout costs a pass over the table.
 """
