@@ -8,6 +8,8 @@
 from jaxrl_par.algorithms.base import check_algorithm
 from jaxrl_par.algorithms.dqn import DQN
 from jaxrl_par.algorithms.ppo import PPO
+from jaxrl_par.algorithms.q_learning import QLearning
+from jaxrl_par.algorithms.sarsa import SARSA
 from jaxrl_par.envs import ActionRepeat, Instances, check_env, env_names, make
 from jaxrl_par.envs.batched import BatchedEnv
 from jaxrl_par.networks.actor_critic import CNN, MLP
@@ -42,6 +44,7 @@ __all__ = [
     "DQN",
     "MLP",
     "PPO",
+    "SARSA",
     "STOP",
     "ActionRepeat",
     "Algorithm",
@@ -60,6 +63,7 @@ __all__ = [
     "Plan",
     "Preset",
     "Progress",
+    "QLearning",
     "Rollout",
     "Run",
     "StepResult",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
@@ -9,7 +10,7 @@ from jaxrl_par.envs import ActionRepeat, probes
 from jaxrl_par.envs.drawing import RENDERERS, Canvas, draw, draw_grid
 from jaxrl_par.envs.registry import OWN
 
-ORANGE = (230, 119, 0)  # the pole, the rod, the second link, the car
+ORANGE = (230, 119, 0)  # the pole, the rod, the second link, the car, the walker
 
 
 def centre(image, colour=ORANGE):
@@ -21,7 +22,8 @@ def centre(image, colour=ORANGE):
 
 @pytest.mark.parametrize("name", OWN)
 def test_every_own_environment_has_a_picture(name):
-    image = draw(OWN[name](), np.zeros(4, np.float32), None)
+    env = OWN[name]()
+    image = draw(env, env.reset(jax.random.key(0))[0], None)
     assert image.dtype == np.uint8
     assert image.ndim == 3
     assert image.shape[2] == 3
@@ -38,6 +40,8 @@ def test_every_own_environment_has_a_picture(name):
         ("Acrobot-v1", [0, 0, 0, 0], [0, 3, 0, 0], True, False),  # folds up
         ("MountainCar-v0", [-0.5, 0], [0.4, 0], True, False),  # drives uphill
         ("MountainCarContinuous-v0", [-0.5, 0], [-1, 0], False, False),
+        ("CliffWalking-v0", 36, 25, True, False),  # up and to the right
+        ("WindyGridworld-v0", 30, 41, True, True),  # down and to the right
     ],
 )
 def test_pictures_follow_the_state(name, state, other, right, down):

@@ -25,7 +25,7 @@ def test_parameters_are_set():
 
 def test_names_are_listed_once():
     names = env_names()
-    assert len(set(names)) == len(names) == 5 + 25
+    assert len(set(names)) == len(names) == 7 + 25
     assert "CartPole-v1" in names
     assert "Breakout-MinAtar" in names
     assert "gymnax:Catch-bsuite" in names

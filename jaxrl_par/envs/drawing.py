@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_par.envs import cliff_walking, windy_gridworld
 from jaxrl_par.envs.acrobot import Acrobot
 from jaxrl_par.envs.cartpole import CartPole
+from jaxrl_par.envs.cliff_walking import CliffWalking
 from jaxrl_par.envs.mountain_car import MountainCar
 from jaxrl_par.envs.mountain_car_continuous import MountainCarContinuous
 from jaxrl_par.envs.pendulum import Pendulum
+from jaxrl_par.envs.windy_gridworld import WindyGridworld
 from jaxrl_par.envs.wrappers import ActionRepeat
 from jaxrl_par.types import PyTree
 
@@ -118,12 +121,40 @@ def draw_mountain_car(
     return canvas.image
 
 
+def draw_cliff_walking(env: CliffWalking, state: np.ndarray) -> np.ndarray:
+    """The cliff, the goal and the walker."""
+    columns = cliff_walking.COLUMNS
+    canvas = Canvas((0.0, 0.0), (columns, cliff_walking.ROWS))
+    canvas.rectangle((1.0, 0.0), (columns - 1.0, 1.0), _GREY)
+    return _walk(canvas, columns, cliff_walking.GOAL, int(state))
+
+
+def draw_windy_gridworld(env: WindyGridworld, state: np.ndarray) -> np.ndarray:
+    """The wind, a bar as high as it carries, the goal and the walker."""
+    columns = windy_gridworld.COLUMNS
+    canvas = Canvas((0.0, 0.0), (columns, windy_gridworld.ROWS))
+    for column, wind in enumerate(windy_gridworld.WIND):
+        canvas.rectangle((column + 0.4, 0.0), (column + 0.6, wind), _GREY)
+    return _walk(canvas, columns, windy_gridworld.GOAL, int(state))
+
+
+def _walk(canvas: Canvas, columns: int, goal: int, cell: int) -> np.ndarray:
+    """Put the goal and the walker into cells of size 1, counted from the top left."""
+    top = canvas.image.shape[0] * columns / canvas.image.shape[1]
+    for number, radius, colour in ((goal, 0.45, _GREEN), (cell, 0.3, _ORANGE)):
+        row, column = divmod(number, columns)
+        canvas.disc((column + 0.5, top - row - 0.5), radius, colour)
+    return canvas.image
+
+
 RENDERERS: dict[type, Callable[[Any, np.ndarray], np.ndarray]] = {
     CartPole: draw_cartpole,
     Pendulum: draw_pendulum,
     Acrobot: draw_acrobot,
     MountainCar: draw_mountain_car,
     MountainCarContinuous: draw_mountain_car,
+    CliffWalking: draw_cliff_walking,
+    WindyGridworld: draw_windy_gridworld,
 }
 
 

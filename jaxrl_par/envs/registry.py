@@ -9,9 +9,11 @@ from typing import Any
 from jaxrl_par.envs.acrobot import Acrobot
 from jaxrl_par.envs.adapters import gymnax
 from jaxrl_par.envs.cartpole import CartPole
+from jaxrl_par.envs.cliff_walking import CliffWalking
 from jaxrl_par.envs.mountain_car import MountainCar
 from jaxrl_par.envs.mountain_car_continuous import MountainCarContinuous
 from jaxrl_par.envs.pendulum import Pendulum
+from jaxrl_par.envs.windy_gridworld import WindyGridworld
 from jaxrl_par.types import Environment
 
 OWN = {
@@ -20,6 +22,8 @@ OWN = {
     "Acrobot-v1": Acrobot,
     "MountainCar-v0": MountainCar,
     "MountainCarContinuous-v0": MountainCarContinuous,
+    "CliffWalking-v0": CliffWalking,
+    "WindyGridworld-v0": WindyGridworld,
 }
 
 # Adapters by prefix; importing one does not import its suite.

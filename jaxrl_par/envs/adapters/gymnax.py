@@ -62,6 +62,10 @@ NAMES = (
 # Names that need no prefix in `jaxrl_par.envs.make`.
 SHORT_NAMES = tuple(name for name in NAMES if name.endswith("-MinAtar"))
 
+# Their observations are zeros and ones, which gymnax gives as float32: as bytes they
+# take a quarter of a rollout's and a replay's memory.
+_BINARY = SHORT_NAMES
+
 # Their observations leave the bounds that gymnax 1.0.1 declares.
 _WRONG_BOUNDS = ("MemoryChain-bsuite", "MetaMaze-misc", "GaussianBandit-misc")
 
@@ -76,7 +80,8 @@ class Gymnax:
     Observation, action, reward, termination and start: as gymnax documents them for
     `env`. Truncation: after `max_steps_in_episode` steps, as the parameters had it
     when this was made (`spec.max_steps`); the leaf of that name has no such effect.
-    State: gymnax's, in settled types. Rewards are float32.
+    State: gymnax's, in settled types. Rewards are float32; MinAtar's observations are
+    booleans.
     """
 
     params: PyTree  # gymnax's EnvParams
@@ -88,7 +93,7 @@ class Gymnax:
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         """Start an episode: (state, obs)."""
         obs, state = self.env.reset_env(key, self.params)
-        return strong((state, obs))
+        return strong((state, self._settle(obs)))
 
     def step(self, key: Key, state: PyTree, action: Array) -> tuple[PyTree, StepResult]:
         """Apply one action: (state, result)."""
@@ -96,8 +101,15 @@ class Gymnax:
             key, state, action, self.params
         )
         reward = jnp.asarray(reward, jnp.float32)
+        obs = self._settle(obs)
         new_state, obs, terminated, info = strong((new_state, obs, terminated, info))
         return new_state, StepResult(obs, reward, terminated, info=info)
+
+    def _settle(self, obs: PyTree) -> PyTree:
+        """Zeros and ones as booleans, where the space says so."""
+        space = self.spec.obs_space
+        binary = isinstance(space, Box) and space.dtype == np.bool_
+        return obs.astype(bool) if binary else obs
 
 
 def make(name: str, **parameters: Any) -> Gymnax:
@@ -145,6 +157,8 @@ def wrap(env: Any, params: PyTree = None, name: str | None = None) -> Gymnax:
     name = name or env.name
     obs, _ = jax.eval_shape(env.reset_env, jax.random.key(0), params)
     obs_space = _space(env.observation_space(params), obs, name in _WRONG_BOUNDS)
+    if name in _BINARY:
+        obs_space = Box(False, True, obs.shape, np.dtype(bool))
     spec = EnvSpec(
         name=name if name in SHORT_NAMES else f"gymnax:{name}",
         obs_space=obs_space,
