@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import subprocess
@@ -15,9 +14,9 @@ import numpy as np
 import pytest
 import toys
 from commands import run_here
+from every import EVERY
 
 import jaxrl_par as jp
-from jaxrl_par.presets import ALGORITHMS
 from jaxrl_par.train import places
 
 FATE = toys.Fate(max_steps=6)
@@ -325,30 +324,21 @@ def test_as_many_devices_are_used_as_before(tmp_path: Path) -> None:
     assert len(jp.resume(tmp_path, TALLY, FATE).config["devices"]) == 2
 
 
-OPTIONS = {
-    "defaults": {},
-    "all options": {
-        "normalize_obs": True, "normalize_reward": True, "value_clip": 0.2,
-        "adaptive_kl": 0.01, "target_kl": 0.5,
-    },
-}  # fmt: skip
 SCRIPT = """
 import sys, jaxrl_par as jp
 jp.resume(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", EVERY)
 def test_forty_updates_are_twenty_a_new_process_and_twenty(
-    name: str, options: str, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
-    """For every algorithm, to the bit."""
-    algorithm = dataclasses.replace(
-        ALGORITHMS[name](), network=jp.MLP((8,)), rollout_length=8, **OPTIONS[options]
-    )
-    env, out = jp.make("CartPole-v1"), tmp_path / "half"
-    settings = {"num_envs": 4, "total_steps": 32 * 40, "eval_every": 32 * 15}
+    """For every algorithm, to the bit; replays are full by then."""
+    algorithm, env_name = EVERY[name]
+    env, out = jp.make(env_name), tmp_path / "half"
+    steps = 4 * algorithm.rollout_length
+    settings = {"num_envs": 4, "total_steps": steps * 40, "eval_every": steps * 15}
     settings |= {"eval_episodes": 4, "chunk_seconds": 1e-6}
     whole = jp.train(algorithm, env, out=tmp_path / "whole", **settings)
     jp.train(algorithm, env, out=out, callbacks=[stop_at(20)], **settings)

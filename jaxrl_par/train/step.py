@@ -71,7 +71,7 @@ def train_step(
         jax.random.fold_in(state.key, state.update)
     )
     update = state.update.astype(jnp.float32)
-    progress = (update / total_updates, (update + 1) / total_updates)
+    progress = update / total_updates, (update + 1) / total_updates
     state, rollout = collect(algorithm, env, state, rollout_key, progress, axes)
     learned, metrics = algorithm.update(state.algorithm, rollout, update_key, axes)
     shared = dataclasses.replace(learned, **dict.fromkeys(algorithm.sharded))
@@ -149,10 +149,7 @@ def collect(
     progress: tuple[Array, Array],
     axes: Axes,
 ) -> tuple[TrainState, Rollout]:
-    """Act for `algorithm.rollout_length` steps in every environment.
-
-    `progress` is the share of the run that is done before, and after.
-    """
+    """Act for `algorithm.rollout_length` steps; `progress` is before, and after."""
     length = algorithm.rollout_length
     num_envs = state.episode_length.shape[0]
     noise, draws = _draw(algorithm, env, state, key, axes)

@@ -1,0 +1,49 @@
+"""One small instance of every algorithm and its variants, with an environment."""
+
+from __future__ import annotations
+
+import jaxrl_par as jp
+
+BODY = jp.Body((8,))
+REPLAY = {"network": BODY, "capacity": 64, "batch_size": 8, "learning_starts": 16}
+
+EVERY = {
+    "ppo": (jp.PPO(jp.MLP((8,)), rollout_length=8), "CartPole-v1"),
+    "ppo, all options": (
+        jp.PPO(
+            jp.MLP((8,)),
+            rollout_length=8,
+            normalize_obs=True,
+            normalize_reward=True,
+            value_clip=0.2,
+            adaptive_kl=0.01,
+            target_kl=0.5,
+        ),
+        "CartPole-v1",
+    ),
+    "dqn": (jp.DQN(**REPLAY, rollout_length=2, train_every=4), "CartPole-v1"),
+    "rainbow": (
+        jp.DQN(
+            **REPLAY,
+            rollout_length=1,
+            train_every=3,
+            target_every=10,
+            dueling=True,
+            noisy=True,
+            n_step=3,
+            head="c51",
+            num_atoms=5,
+            prioritized=True,
+            epsilon=0.0,
+            final_epsilon=0.0,
+        ),
+        "CartPole-v1",
+    ),
+    "q_learning": (jp.QLearning(), "CliffWalking-v0"),
+    "sarsa": (jp.SARSA(), "CliffWalking-v0"),
+}
+
+
+def params_of(state):
+    """What an algorithm learned, from its state."""
+    return state.learner.params if hasattr(state, "learner") else state.params
