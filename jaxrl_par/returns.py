@@ -88,7 +88,7 @@ def lambda_returns(
     Sutton and Barto 2018, eq. 12.19; Gallici et al. 2024, eq. 19, where a truncation
     counts as a termination.
     """
-    ended = (terminated | truncated).at[-1].set(True)
+    ended = jnp.asarray(terminated | truncated).at[-1].set(True)
     share = jnp.where(ended, 1.0, 1.0 - lambda_)
     follow = jnp.where(terminated, 0.0, next_value.astype(jnp.float32))
     return sum_td_errors(reward + gamma * share * follow, ended, gamma * lambda_)

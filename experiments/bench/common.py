@@ -219,7 +219,9 @@ class Worker:
     def __init__(
         self, python: str, script: str, settings: dict[str, Any], cores: int = 0
     ) -> None:
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        environment = dict(os.environ)
+        if python != sys.executable:  # whose packages may be another's versions
+            environment.pop("PYTHONPATH", None)
         self.name = script
         self._process = subprocess.Popen(
             [python, str(HERE / script)],

@@ -119,11 +119,11 @@ class PQN:
         """Epsilon-greedy actions [B] int32, or the best if `greedy`."""
         mask, obs = inputs.split_mask(obs)
         values = self._values(state.spec, state.params, obs)
-        start = state.spec.action_space.start
+        first = _first_action(state.spec)
         if greedy:
-            return carry, start + q_network.greedy(values, mask), {}
+            return carry, first + q_network.greedy(values, mask), {}
         index = epsilon_greedy.act(values, mask, noise, state.epsilon)
-        return carry, start + index, {"value": _best(values, mask)}
+        return carry, first + index, {"value": _best(values, mask)}
 
     def update(
         self, state: PQNState, rollout: Rollout, key: Key, axes: Axes
@@ -135,7 +135,7 @@ class PQN:
         ends = rollout.terminated, rollout.truncated
         batch = Batch(
             obs=inputs.split_mask(rollout.obs)[1],
-            index=rollout.action - state.spec.action_space.start,
+            index=rollout.action - _first_action(state.spec),
             target=lambda_returns(
                 rollout.reward, next_value, *ends, self.gamma, self.lambda_
             ),
@@ -170,8 +170,9 @@ class PQN:
             shuffled = minibatches.gather(batch, rows, sizes)
             return jax.lax.scan(gradient_step, state, shuffled)
 
+        length, num_envs = batch.target.shape
         sizes = minibatches.sizes_of(
-            *batch.target.shape, self.num_minibatches, self.num_groups, axes
+            length, num_envs, self.num_minibatches, self.num_groups, axes
         )
         rows = minibatches.shuffled_rows(key, sizes, self.num_epochs, axes)
         state, metrics = jax.lax.scan(epoch, state, rows)
@@ -203,6 +204,11 @@ class PQN:
 
     def _optimizer(self) -> optax.GradientTransformation:
         return optimizers.adam(self.adam_eps, self.max_grad_norm)
+
+
+def _first_action(spec: EnvSpec) -> int:
+    space: Any = spec.action_space  # Discrete, as was checked
+    return space.start
 
 
 def _best(values: Array, mask: Array | None) -> Array:

@@ -64,7 +64,7 @@ class _Values(nn.Module):
 
 
 def q_network(
-    network: Body | base.Network,
+    network: Body | base.Factory | base.Network,
     spec: EnvSpec,
     atoms: int = 1,
     dueling: bool = False,
