@@ -7,6 +7,7 @@
 
 from jaxrl_par.algorithms.base import check_algorithm
 from jaxrl_par.algorithms.ppo import PPO
+from jaxrl_par.algorithms.pqn import PQN
 from jaxrl_par.envs import ActionRepeat, Instances, check_env, env_names, make
 from jaxrl_par.envs.batched import BatchedEnv
 from jaxrl_par.networks.actor_critic import CNN, MLP
@@ -39,6 +40,7 @@ __all__ = [
     "CNN",
     "MLP",
     "PPO",
+    "PQN",
     "STOP",
     "ActionRepeat",
     "Algorithm",

@@ -14,9 +14,11 @@ from typing import Any
 
 from jaxrl_par import checks
 from jaxrl_par.algorithms.ppo import PPO
+from jaxrl_par.algorithms.pqn import PQN
 from jaxrl_par.networks.actor_critic import CNN, MLP
+from jaxrl_par.networks.body import Body
 
-ALGORITHMS = {"ppo": PPO}
+ALGORITHMS = {"ppo": PPO, "pqn": PQN}
 
 NETWORKS = {"mlp": MLP, "cnn": CNN}
 
@@ -25,7 +27,7 @@ NETWORKS = {"mlp": MLP, "cnn": CNN}
 class Preset:
     """An algorithm, and settings of a run (fields of `TrainConfig`)."""
 
-    algorithm: PPO
+    algorithm: Any
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     source: str = ""
 
@@ -49,6 +51,14 @@ _MINATAR = PPO(
     rollout_length=64,
     num_minibatches=8,
     learning_rate=2.5e-3,
+)
+
+_OWN_PQN = "tuned here over five seeds; from purejaxql, pqn_cartpole.yaml"
+_OWN_PQN_MINATAR = "tuned here on Breakout-MinAtar; from purejaxql, pqn_minatar.yaml"
+
+_PQN_MINATAR = PQN(
+    network=Body(hidden=(128, 128), channels=(), layer_norm=True),
+    learning_rate=1e-3,
 )
 
 PRESETS: dict[tuple[str, str], Preset] = {
@@ -107,5 +117,23 @@ PRESETS: dict[tuple[str, str], Preset] = {
             _MINATAR, {"num_envs": 64, "total_steps": 10_000_000}, _OWN_MINATAR
         )
         for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
+    },
+    ("pqn", "CartPole-v1"): Preset(
+        PQN(
+            network=Body(hidden=(64, 64), layer_norm=True),
+            num_epochs=4,
+            num_minibatches=8,
+            learning_rate=2e-3,
+            lambda_=0.95,
+            exploration_fraction=0.3,
+        ),
+        {"num_envs": 32, "total_steps": 200_000},
+        _OWN_PQN,
+    ),
+    **{
+        ("pqn", f"{game}-MinAtar"): Preset(
+            _PQN_MINATAR, {"num_envs": 64, "total_steps": 10_000_000}, _OWN_PQN_MINATAR
+        )
+        for game in ("Asterix", "Breakout")
     },
 }

@@ -88,13 +88,13 @@ def ppo(network: str = "mlp") -> Any:
 
 def pqn(network: str = "mlp") -> Any:
     """PQN with the shared settings."""
-    from jaxrl_par.algorithms.pqn import PQN
+    import jaxrl_par as jp
     from jaxrl_par.networks.body import Body
 
     shared = {k: v for k, v in common.PQN.items() if k != "hidden"}
     channels = () if network == "mlp" else None
     body = Body(common.PQN["hidden"], channels, layer_norm=True)
-    return PQN(network=body, **shared, anneal=False)
+    return jp.PQN(network=body, **shared, anneal=False)
 
 
 ALGORITHMS: dict[str, Callable[[str], Any]] = {"ppo": ppo, "pqn": pqn}
