@@ -54,7 +54,7 @@ _MINATAR = PPO(
 )
 
 _OWN_PQN = "tuned here over five seeds; from purejaxql, pqn_cartpole.yaml"
-_OWN_PQN_MINATAR = "tuned here on Breakout-MinAtar; from purejaxql, pqn_minatar.yaml"
+_OWN_PQN_MINATAR = "tried here for 500,000 steps; from purejaxql, pqn_minatar.yaml"
 
 _PQN_MINATAR = PQN(
     network=Body(hidden=(128, 128), channels=(), layer_norm=True),

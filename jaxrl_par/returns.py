@@ -85,8 +85,8 @@ def lambda_returns(
     there the bracket is V(s_tp1), or 0 after a termination. Arguments as in `gae`;
     with `next_value` the best action's value these are the targets of Q(lambda).
 
-    Sutton and Barto 2018, eq. 12.19; Gallici et al. 2024, eq. 19, where a truncation
-    counts as a termination.
+    Sutton and Barto 2018, eq. 12.18; Gallici et al. 2024, whose code counts a
+    truncation as a termination.
     """
     ended = jnp.asarray(terminated | truncated).at[-1].set(True)
     share = jnp.where(ended, 1.0, 1.0 - lambda_)

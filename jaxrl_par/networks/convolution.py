@@ -15,8 +15,8 @@ class Conv(nn.Module):
     """3x3, without padding: [N, H, W, C] to [N, H - 2, W - 2, features].
 
     On a CPU it is one matrix product over patches, since XLA's convolution of few
-    channels takes ten times as long to differentiate there (4 to 16 channels of
-    10x10, 64 to 256 samples, one core).
+    channels takes five to ten times as long to differentiate there (4 to 16 channels of
+    10x10, 64 to 256 samples).
     """
 
     features: int
