@@ -8,6 +8,7 @@
 from jaxrl_par.algorithms.base import check_algorithm
 from jaxrl_par.algorithms.dqn import DQN
 from jaxrl_par.algorithms.ppo import PPO
+from jaxrl_par.algorithms.pqn import PQN
 from jaxrl_par.algorithms.q_learning import QLearning
 from jaxrl_par.algorithms.sarsa import SARSA
 from jaxrl_par.envs import ActionRepeat, Instances, check_env, env_names, make
@@ -44,6 +45,7 @@ __all__ = [
     "DQN",
     "MLP",
     "PPO",
+    "PQN",
     "SARSA",
     "STOP",
     "ActionRepeat",

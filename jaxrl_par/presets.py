@@ -9,17 +9,34 @@ A preset is a starting point: replace what you like.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_par import checks
 from jaxrl_par.algorithms.dqn import DQN
 from jaxrl_par.algorithms.ppo import PPO
+from jaxrl_par.algorithms.pqn import PQN
 from jaxrl_par.algorithms.q_learning import QLearning
 from jaxrl_par.algorithms.sarsa import SARSA
 from jaxrl_par.networks.actor_critic import CNN, MLP
+from jaxrl_par.networks.body import Body
 
-ALGORITHMS = {"ppo": PPO, "dqn": DQN, "q_learning": QLearning, "sarsa": SARSA}
+
+def rainbow(**fields: Any) -> DQN:
+    """Rainbow: DQN with all that Hessel et al. (2018) put together."""
+    together = {"dueling": True, "n_step": 3, "prioritized": True, "head": "c51"}
+    quiet = {"noisy": True, "epsilon": 0.0, "final_epsilon": 0.0}
+    return DQN(**{**together, **quiet, **fields})
+
+
+ALGORITHMS: dict[str, Callable[..., Any]] = {
+    "ppo": PPO,
+    "dqn": DQN,
+    "rainbow": rainbow,
+    "pqn": PQN,
+    "q_learning": QLearning,
+    "sarsa": SARSA,
+}
 
 # What `network` may be of an algorithm with an actor and a critic.
 NETWORKS = {"mlp": MLP, "cnn": CNN}
@@ -61,6 +78,30 @@ _MINATAR = PPO(
 )
 
 _GRIDS = ("CliffWalking-v0", "WindyGridworld-v0")
+_OWN_PQN = "tuned here over five seeds; from purejaxql, pqn_cartpole.yaml"
+_OWN_PQN_MINATAR = "tried here for 500,000 steps; from purejaxql, pqn_minatar.yaml"
+
+_PQN_MINATAR = PQN(
+    network=Body(hidden=(128, 128), channels=(), layer_norm=True),
+    learning_rate=1e-3,
+)
+
+_OWN_DQN = "tuned here over five seeds"
+
+_DQN_CARTPOLE = {
+    "network": Body(hidden=(64, 64)),
+    "rollout_length": 4,
+    "capacity": 100_000,
+    "train_every": 2,
+    "target_every": 250,
+    "n_step": 5,
+    "learning_rate": 2e-3,
+    "anneal": True,
+    "gamma": 0.98,
+    "final_epsilon": 0.01,
+    "exploration_fraction": 0.2,
+    "huber_delta": None,
+}
 
 PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "CartPole-v1"): Preset(
@@ -132,5 +173,31 @@ PRESETS: dict[tuple[str, str], Preset] = {
             _BOOK,
         )
         for env in _GRIDS
+    },
+    ("dqn", "CartPole-v1"): Preset(
+        DQN(**_DQN_CARTPOLE), {"num_envs": 10, "total_steps": 100_000}, _OWN_DQN
+    ),
+    ("rainbow", "CartPole-v1"): Preset(
+        rainbow(**{**_DQN_CARTPOLE, "final_epsilon": 0.0}, v_min=0.0, v_max=60.0),
+        {"num_envs": 10, "total_steps": 100_000},
+        _OWN_DQN,
+    ),
+    ("pqn", "CartPole-v1"): Preset(
+        PQN(
+            network=Body(hidden=(64, 64), layer_norm=True),
+            num_epochs=4,
+            num_minibatches=8,
+            learning_rate=2e-3,
+            lambda_=0.95,
+            exploration_fraction=0.3,
+        ),
+        {"num_envs": 32, "total_steps": 200_000},
+        _OWN_PQN,
+    ),
+    **{
+        ("pqn", f"{game}-MinAtar"): Preset(
+            _PQN_MINATAR, {"num_envs": 64, "total_steps": 10_000_000}, _OWN_PQN_MINATAR
+        )
+        for game in ("Asterix", "Breakout")
     },
 }

@@ -71,6 +71,29 @@ def sum_td_errors(td_error: Array, ended: Array, decay: Array | float) -> Array:
     return jax.lax.scan(backwards, start, steps, reverse=True, unroll=8)[1]
 
 
+def lambda_returns(
+    reward: Array,
+    next_value: Array,
+    terminated: Array,
+    truncated: Array,
+    gamma: Array | float,
+    lambda_: Array | float,
+) -> Array:
+    """G_t = r_t + gamma ((1 - lambda) V(s_tp1) + lambda G_tp1), [T, ...] float32.
+
+    Where an episode ends, of either kind, and after the last step, the sum stops:
+    there the bracket is V(s_tp1), or 0 after a termination. Arguments as in `gae`;
+    with `next_value` the best action's value these are the targets of Q(lambda).
+
+    Sutton and Barto 2018, eq. 12.18; Gallici et al. 2024, whose code counts a
+    truncation as a termination.
+    """
+    ended = jnp.asarray(terminated | truncated).at[-1].set(True)
+    share = jnp.where(ended, 1.0, 1.0 - lambda_)
+    follow = jnp.where(terminated, 0.0, next_value.astype(jnp.float32))
+    return sum_td_errors(reward + gamma * share * follow, ended, gamma * lambda_)
+
+
 def n_step(reward: Array, ended: Array, gamma: Array | float) -> tuple[Array, Array]:
     """Discounted sums over the first steps of windows of n: (sums, steps summed).
 

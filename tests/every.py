@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jaxrl_par as jp
+from jaxrl_par.presets import rainbow
 
 BODY = jp.Body((8,))
 REPLAY = {"network": BODY, "capacity": 64, "batch_size": 8, "learning_starts": 16}
@@ -23,19 +24,12 @@ EVERY = {
     ),
     "dqn": (jp.DQN(**REPLAY, rollout_length=2, train_every=4), "CartPole-v1"),
     "rainbow": (
-        jp.DQN(
-            **REPLAY,
-            rollout_length=1,
-            train_every=3,
-            target_every=10,
-            dueling=True,
-            noisy=True,
-            n_step=3,
-            head="c51",
-            num_atoms=5,
-            prioritized=True,
-            epsilon=0.0,
-            final_epsilon=0.0,
+        rainbow(**REPLAY, train_every=3, target_every=10, num_atoms=5),
+        "CartPole-v1",
+    ),
+    "pqn": (
+        jp.PQN(
+            network=jp.Body((8,), layer_norm=True), rollout_length=8, num_minibatches=2
         ),
         "CartPole-v1",
     ),

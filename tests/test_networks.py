@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxrl_par import CNN, MLP, PPO, networks
-from jaxrl_par.networks import inputs
+from jaxrl_par.networks import convolution, inputs
 from jaxrl_par.networks.base import build, check_network
 from jaxrl_par.networks.initialize import orthogonal
 from jaxrl_par.spaces import Box, Dict, Discrete, MultiDiscrete
@@ -179,3 +181,21 @@ def test_the_default_is_a_cnn_for_images():
     for space in (VECTOR, MIXED, Discrete(4), Box(0.0, 1.0, (2, 9, 1))):
         assert networks.choose(spec(space)) == MLP()
     assert PPO().network is networks.auto
+
+
+def test_a_convolution_is_the_same_as_patches():
+    """And so are its gradients: what a CPU uses is what an accelerator does."""
+    x_key, kernel_key, weight_key = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(x_key, (5, 6, 7, 2))
+    kernel = jax.random.normal(kernel_key, (3, 3, 2, 4))
+    weight = jax.random.normal(weight_key, (5, 4, 5, 4))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def both(convolve):
+        y = convolve(x, kernel)
+        return y, *jax.grad(lambda *a: (convolve(*a) * weight).sum(), (0, 1))(x, kernel)
+
+    for one, other in zip(
+        both(convolution.convolve), both(convolution.of_patches), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)

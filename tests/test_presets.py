@@ -24,7 +24,7 @@ def test_every_common_environment_has_one() -> None:
 @pytest.mark.parametrize(("algorithm", "env_name"), list(PRESETS))
 def test_a_preset_fits_its_environment(algorithm: str, env_name: str) -> None:
     found = jp.preset(algorithm, env_name)
-    assert isinstance(found.algorithm, ALGORITHMS[algorithm])
+    assert type(found.algorithm) is type(ALGORITHMS[algorithm]())
     assert found.source
     fields = {field.name for field in dataclasses.fields(jp.TrainConfig)}
     assert set(found.settings) <= fields - {"seed", "device", "data"}

@@ -22,7 +22,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 
-# The PPO that both engines run. What cannot be made equal is in README.md.
+# What both engines run. What cannot be made equal is in README.md.
 PPO = {
     "rollout_length": 128,
     "num_epochs": 4,
@@ -37,6 +37,19 @@ PPO = {
     "value_coef": 0.5,
     "max_grad_norm": 0.5,
 }
+PQN = {
+    "rollout_length": 64,
+    "num_epochs": 4,
+    "num_minibatches": 16,
+    "hidden": (64, 64),  # rejax has no other
+    "learning_rate": 5e-4,
+    "gamma": 0.99,
+    "lambda_": 0.9,
+    "final_epsilon": 0.1,
+    "exploration_fraction": 0.2,
+    "max_grad_norm": 10.0,
+}
+SHARED: dict[str, dict[str, Any]] = {"ppo": PPO, "pqn": PQN}
 
 
 def use_cores(count: int) -> None:
@@ -49,9 +62,11 @@ def use_cores(count: int) -> None:
         os.sched_setaffinity(0, cores[-count:])
 
 
-def round_up(total_steps: int, num_envs: int, min_updates: int) -> int:
+def round_up(
+    total_steps: int, num_envs: int, min_updates: int, algorithm: str = "ppo"
+) -> int:
     """Steps of a run in whole updates, at least `min_updates` of them."""
-    per_update = num_envs * PPO["rollout_length"]
+    per_update = num_envs * SHARED[algorithm]["rollout_length"]
     return max(min_updates, -(-total_steps // per_update)) * per_update
 
 
@@ -204,7 +219,9 @@ class Worker:
     def __init__(
         self, python: str, script: str, settings: dict[str, Any], cores: int = 0
     ) -> None:
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        environment = dict(os.environ)
+        if python != sys.executable:  # whose packages may be another's versions
+            environment.pop("PYTHONPATH", None)
         self.name = script
         self._process = subprocess.Popen(
             [python, str(HERE / script)],

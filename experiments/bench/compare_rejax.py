@@ -1,4 +1,4 @@
-"""PPO side by side with rejax, in turns: speed, compile time and return.
+"""Ours side by side with rejax, in turns: speed, compile time and return.
 
     python experiments/bench/compare_rejax.py --rejax-python .venv-rejax/bin/python
 
@@ -34,7 +34,9 @@ def parse() -> argparse.Namespace:
     parser = common.parser(__doc__)
     add = parser.add_argument
     add("--rejax-python", help="interpreter that has rejax (without it: ours alone)")
+    add("--algorithm", choices=list(common.SHARED), default="ppo")
     add("--env", default="CartPole-v1")
+    add("--network", choices=["mlp", "cnn"], default="mlp", help="ours; rejax: mlp")
     add("--num-envs", type=int, nargs="+", default=[4, 64, 512, 2048])
     add("--cores", type=int, nargs="+", default=[0, 1], help="0: as each runs itself")
     add("--seeds", type=int, default=10, help="runs of each engine")
@@ -52,8 +54,11 @@ def compare(
     args: argparse.Namespace, num_envs: int, cores: int
 ) -> list[dict[str, Any]]:
     """One row for each run of each engine, at one setting."""
-    total = common.round_up(int(args.total_steps), num_envs, args.min_updates)
-    settings = {"env": args.env, "num_envs": num_envs, "total_steps": total}
+    total = common.round_up(
+        int(args.total_steps), num_envs, args.min_updates, args.algorithm
+    )
+    settings = {name: getattr(args, name) for name in ("algorithm", "env", "network")}
+    settings |= {"num_envs": num_envs, "total_steps": total}
     workers = {
         "jaxrl_par": common.Worker(sys.executable, "worker_ours.py", settings, cores)
     }
@@ -70,7 +75,7 @@ def compare(
                     "name": name,
                     "cores": cores,
                     **settings,
-                    "ppo": common.PPO,
+                    "shared": common.SHARED[args.algorithm],
                     "seed": seed,
                     "episodes": args.episodes,
                     **answer,

@@ -50,7 +50,7 @@ def render(folder: Path) -> dict[str, str]:
         return common.read_rows(folder / f"{name}.jsonl")
 
     return {
-        "compare_rejax": compared(latest(rows("compare_rejax"), "cores", "num_envs")),
+        **compared(rows("compare_rejax")),
         "breakdown": by_task(latest(rows("breakdown"), "env", "network", "num_envs")),
         "ready": described(latest(rows("ready")), ready.render),
         "memory": described(latest(rows("memory")), memory.render),
@@ -72,12 +72,23 @@ def described(rows: Rows, table: Callable[[Rows], str]) -> str:
     return f"{table(rows)}\n\n{origin(rows[-1])}" if rows else ""
 
 
-def compared(rows: Rows) -> str:
-    groups: dict[tuple, Rows] = {}
-    for row in rows:
-        groups.setdefault((row["cores"], row["num_envs"]), []).append(row)
-    summaries = [compare_rejax.summarise(group) for group in groups.values()]
-    return described(rows, lambda _: compare_rejax.render(summaries))
+def compared(rows: Rows) -> dict[str, str]:
+    """A place and its table for each algorithm, environment by environment."""
+    names = ("algorithm", "env", "cores", "num_envs")
+    tasks: dict[tuple, dict[tuple, Rows]] = {}
+    for row in latest([{"algorithm": "ppo", **row} for row in rows], *names):
+        algorithm, env, *setting = (row[name] for name in names)
+        groups = tasks.setdefault((algorithm, env), {})
+        groups.setdefault(tuple(setting), []).append(row)
+    tables: dict[str, str] = {}
+    for algorithm in common.SHARED:
+        parts = []
+        for (_, env), groups in ((t, g) for t, g in tasks.items() if t[0] == algorithm):
+            summaries = [compare_rejax.summarise(group) for group in groups.values()]
+            table = f"{env}:\n\n{compare_rejax.render(summaries)}"
+            parts.append(f"{table}\n\n{origin(next(reversed(groups.values()))[-1])}")
+        tables[f"compare_rejax {algorithm}"] = "\n\n".join(parts)
+    return tables
 
 
 def by_task(rows: Rows) -> str:

@@ -19,11 +19,14 @@ def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
     from jaxrl_par.cli.startup import prepare_backend
     from jaxrl_par.train.loop import Trainer
 
-    samples = settings["num_envs"] * common.PPO["rollout_length"]
+    algorithm = ALGORITHMS[settings.get("algorithm", "ppo")](
+        settings.get("network", "mlp")
+    )
+    samples = settings["num_envs"] * algorithm.rollout_length
     prepare_backend(samples, data=None, device="auto")  # as the command line does
     use_empty_cache()
     import_seconds = time.perf_counter() - start
-    algorithm, env = ppo(settings.get("network", "mlp")), jp.make(settings["env"])
+    env = jp.make(settings["env"])
 
     def trainer(seed: int, total_steps: int) -> Trainer:
         config = jp.TrainConfig(
@@ -82,6 +85,19 @@ def ppo(network: str = "mlp") -> Any:
         adam_eps=1e-8,
     )
 
+
+def pqn(network: str = "mlp") -> Any:
+    """PQN with the shared settings."""
+    import jaxrl_par as jp
+    from jaxrl_par.networks.body import Body
+
+    shared = {k: v for k, v in common.PQN.items() if k != "hidden"}
+    channels = () if network == "mlp" else None
+    body = Body(common.PQN["hidden"], channels, layer_norm=True)
+    return jp.PQN(network=body, **shared, anneal=False)
+
+
+ALGORITHMS: dict[str, Callable[[str], Any]] = {"ppo": ppo, "pqn": pqn}
 
 if __name__ == "__main__":
     common.serve(set_up)

@@ -21,12 +21,13 @@ def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
     import rejax
 
     import_seconds = time.perf_counter() - start
-    algo = rejax.PPO.create(**config(settings))
+    name = settings.get("algorithm", "ppo")
+    algo = rejax.get_algo(name).create(**config(settings), **SETTINGS[name]())
     algo = algo.replace(eval_callback=lambda *_: ())
     start = time.perf_counter()
     train = jax.jit(algo.train).lower(jax.random.PRNGKey(0)).compile()
     compile_seconds = time.perf_counter() - start
-    play = jax.jit(greedy_returns(algo), static_argnums=2)
+    play = jax.jit(greedy_returns(algo, MODES[name]), static_argnums=2)
 
     def run(request: dict[str, Any]) -> dict[str, Any]:
         key = jax.random.PRNGKey(request["seed"])
@@ -36,7 +37,8 @@ def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
         steps = int(state.global_step)
         answer = {"steps": steps, "seconds": seconds, **common.memory()}
         if request.get("episodes"):
-            returns = play(state.actor_ts.params, key, request["episodes"])
+            learner = state.actor_ts if name == "ppo" else state.q_ts
+            returns = play(learner.params, key, request["episodes"])
             answer["return"] = float(returns.mean())
         return answer
 
@@ -53,14 +55,20 @@ def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
 
 
 def config(settings: dict[str, Any]) -> dict[str, Any]:
-    """The shared settings by rejax's names."""
-    ppo = common.PPO
+    """The run, by rejax's names."""
     total = settings["total_steps"]
     return {
         "env": settings["env"],
         "num_envs": settings["num_envs"],
         "total_timesteps": total,
         "eval_freq": total,
+    }
+
+
+def ppo() -> dict[str, Any]:
+    """The shared settings by rejax's names."""
+    ppo = common.PPO
+    return {
         "agent_kwargs": {
             "activation": ppo["activation"],
             "hidden_layer_sizes": ppo["hidden"],
@@ -78,17 +86,47 @@ def config(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def greedy_returns(algo: Any) -> Callable:
+def pqn() -> dict[str, Any]:
+    """The same; its network is always 64-64 with layer norm."""
+    pqn = common.PQN
+    return {
+        "num_steps": pqn["rollout_length"],
+        "num_epochs": pqn["num_epochs"],
+        "num_minibatches": pqn["num_minibatches"],
+        "learning_rate": pqn["learning_rate"],
+        "gamma": pqn["gamma"],
+        "td_lambda": pqn["lambda_"],
+        "eps_end": pqn["final_epsilon"],
+        "exploration_fraction": pqn["exploration_fraction"],
+        "max_grad_norm": pqn["max_grad_norm"],
+    }
+
+
+SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {"ppo": ppo, "pqn": pqn}
+
+
+def likeliest(algo: Any, params: Any, obs: Any) -> Any:
+    """The greedy action of a network that gives a distribution."""
+    actor = algo.actor
+    return actor.apply(params, obs, method=lambda m, x: m._action_dist(x)).mode()
+
+
+def best(algo: Any, params: Any, obs: Any) -> Any:
+    """The greedy action of a network that gives action values."""
+    return algo.agent.apply(params, obs).argmax(-1)
+
+
+MODES: dict[str, Callable] = {"ppo": likeliest, "pqn": best}
+
+
+def greedy_returns(algo: Any, mode: Callable) -> Callable:
     """rejax's own evaluation, with the likeliest action instead of a drawn one."""
     import jax
     from rejax.evaluate import evaluate_single
 
     def play(params: Any, key: Any, episodes: int) -> Any:
         def act(obs: Any, _: Any) -> Any:
-            distribution = algo.actor.apply(
-                params, obs[None], method=lambda actor, x: actor._action_dist(x)
-            )
-            return distribution.mode()[0]
+            return mode(algo, params, obs[None])[0]
 
         def one(key: Any) -> Any:
             limit = algo.env_params.max_steps_in_episode

@@ -19,6 +19,7 @@ from jaxrl_par import checks, spaces
 from jaxrl_par.networks import inputs
 from jaxrl_par.networks.activations import ACTIVATIONS
 from jaxrl_par.networks.actor_critic import MAX_WIDTH
+from jaxrl_par.networks.convolution import Conv
 from jaxrl_par.networks.initialize import orthogonal_tree
 from jaxrl_par.types import Array, EnvSpec, Key, PyTree
 
@@ -52,9 +53,8 @@ class Body:
     def channels_for(self, spec: EnvSpec) -> tuple[int, ...]:
         """The convolutions for an environment. Raises ValueError if none fit."""
         space = inputs.network_obs_space(spec)
-        smallest = 0
-        if isinstance(space, spaces.Box) and len(space.shape) == 3:
-            smallest = min(space.shape[:2])
+        shape = space.shape if isinstance(space, spaces.Box) else ()
+        smallest = min(shape[:2]) if len(shape) == 3 else 0
         if self.channels is None:
             return _IMAGE_CHANNELS if smallest > 2 * len(_IMAGE_CHANNELS) else ()
         if self.channels and smallest <= 2 * len(self.channels):
@@ -105,7 +105,7 @@ class Layers(nn.Module):
         act = ACTIVATIONS[self.body.activation]
         normal = (lambda x: LayerNorm()(x)) if self.body.layer_norm else (lambda x: x)
         for size in self.channels:
-            x = act(normal(nn.Conv(size, (3, 3), padding="VALID")(x)))
+            x = act(normal(Conv(size)(x)))
         x = x.reshape(x.shape[0], -1)
         for size in self.body.hidden:
             if self.noisy:
