@@ -34,8 +34,8 @@ def look_up(params, obs):
 LOOK_UP = base.Network(lambda key: jnp.zeros((4, 3)), look_up)
 
 
-def batch_of(rows):
-    """A Batch of (state, action, reward, discount, next state, weight) rows."""
+def transitions_of(rows):
+    """Transitions of (state, action, reward, discount, next state, weight) rows."""
     state, action, reward, discount, after, weight = map(
         jnp.array, zip(*rows, strict=True)
     )
@@ -48,7 +48,7 @@ def batch_of(rows):
         next_obs=obs.at[:, 2].set(after.astype(float)),
         weight=weight,
     )
-    return dqn.Batch(steps, None)
+    return steps
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,11 @@ def test_targets_by_hand(double, errors):
     algorithm = jp.DQN(network=LOOK_UP, double=double, huber_delta=None)
     state = algorithm.init(jax.random.key(0), stories.spec(), 8)
     state = dataclasses.replace(state, target_params=-TABLE)
-    batch = batch_of([(0, 1, 1.0, 0.9, 1, 1.0), (2, 0, 3.0, 0.0, 3, 0.5)])
-    target = algorithm._target(state, TABLE, batch)
+    steps = transitions_of([(0, 1, 1.0, 0.9, 1, 1.0), (2, 0, 3.0, 0.0, 3, 0.5)])
+    steps = jax.tree.map(lambda x: x[None], steps)
+    batches = algorithm._with_targets(state, steps, None, ())
+    batch = jax.tree.map(lambda x: x[0], batches)
+    target = algorithm._target(state.spec, TABLE, batch)
     loss, (metrics, priority) = algorithm._loss(state.spec, TABLE, (batch, target))
     np.testing.assert_allclose(priority, np.abs(errors), rtol=1e-6)
     expected = (errors[0] ** 2 + 0.5 * errors[1] ** 2) / 4

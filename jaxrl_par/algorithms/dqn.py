@@ -52,7 +52,8 @@ class Batch:
     """What the loss needs of each sample."""
 
     steps: ring.Transitions  # [N, ...]
-    noise: Any  # [N, 2, noise_size] of the network and the target, or None
+    next_outputs: Array  # [N, actions, atoms] of the target network
+    noise: Array | None  # [N, noise_size] of the network
 
 
 _RATES = (
@@ -179,12 +180,14 @@ class DQN:
 
     def noise(self, state: DQNState, key: Key, length: int) -> dict[str, Array]:
         """Randomness for `length` actions of one environment, [T, ...]."""
-        greedy_key, weight_key = jax.random.split(key)
-        noise = {"choice": epsilon_greedy.noise(greedy_key, length)}
-        if self.noisy:
-            shape = (length, self._network(state.spec).noise_size)
-            noise["weights"] = jax.random.normal(weight_key, shape)
-        return noise
+        if not self.noisy:
+            return {"choice": epsilon_greedy.noise(key, length)}
+        choice_key, weight_key = jax.random.split(key)
+        shape = (length, self._network(state.spec).noise_size)
+        return {
+            "choice": epsilon_greedy.noise(choice_key, length),
+            "weights": jax.random.normal(weight_key, shape),
+        }
 
     def act(
         self, state: DQNState, carry: tuple[()], obs: PyTree, noise: Any, greedy: bool
@@ -216,17 +219,20 @@ class DQN:
                 state.tree, replay, self.rollout_length, state.changes, axes
             )
             state = dataclasses.replace(state, tree=tree)
-        draw_key, noise_key = jax.random.split(key)
+        # A split costs as much as a draw.
+        draw_key, noise_key = jax.random.split(key) if self.noisy else (key, None)
         count = counting.most_crossings(steps, self.train_every)
-        batches, leaf = self._sample(state, draw_key, count, rollout.progress, axes)
-        noise = self._learning_noise(state.spec, noise_key, count, axes)
+        steps_of_all, leaf = self._sample(
+            state, draw_key, count, rollout.progress, axes
+        )
+        batches = self._with_targets(state, steps_of_all, noise_key, axes)
         learning_rate = self.learning_rate * (
             jnp.maximum(1.0 - rollout.progress, 0.0) if self.anneal else 1.0
         )
         learner, metrics, priority = off_policy.learn(
-            partial(self._gradient_step, state, learning_rate, axes),
+            partial(self._gradient_step, state.spec, learning_rate, axes),
             state.learner,
-            Batch(batches, noise),
+            batches,
             due,
         )
         if self.prioritized:
@@ -271,18 +277,37 @@ class DQN:
         weight = found.weight * collectives.part(weight, 1, axes)
         return dataclasses.replace(found, weight=weight), draws.leaf
 
-    def _gradient_step(
+    def _with_targets(
         self,
         state: DQNState,
+        steps: ring.Transitions,
+        key: Key | None,
+        axes: Axes,
+    ) -> Batch:
+        """Batches [K, M, ...], with the target network's outputs: all in one pass."""
+        count, samples = steps.reward.shape
+        own = other = None
+        network = self._network(state.spec)
+        if key is not None:
+            shape = (2, count, self.batch_size, network.noise_size)
+            own, other = collectives.part(jax.random.normal(key, shape), 2, axes)
+            other = other.reshape(count * samples, -1)
+        _, obs = inputs.split_mask(steps.next_obs)
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
+        outputs = network.apply(state.target_params, flat, other)
+        return Batch(steps, outputs.reshape(count, samples, *outputs.shape[1:]), own)
+
+    def _gradient_step(
+        self,
+        spec: EnvSpec,
         learning_rate: Array | float,
         axes: Axes,
         learner: Learner,
         batch: Batch,
     ) -> tuple[Learner, dict[str, Array], Array]:
-        target = self._target(state, learner.params, batch)
-        loss = partial(self._loss, state.spec)
+        target = self._target(spec, learner.params, batch)
         grads, metrics, priority = collectives.gradient_and_each(
-            loss, learner.params, (batch, target), axes
+            partial(self._loss, spec), learner.params, (batch, target), axes
         )
         params, opt_state = optimizers.apply(
             self._optimizer(), grads, learner.opt_state, learner.params, learning_rate
@@ -290,15 +315,14 @@ class DQN:
         metrics |= {"grad_norm": optax.tree.norm(grads)}
         return Learner(params, opt_state), metrics, priority
 
-    def _target(self, state: DQNState, params: PyTree, batch: Batch) -> Array:
+    def _target(self, spec: EnvSpec, params: PyTree, batch: Batch) -> Array:
         """The target network's outputs [N, atoms] for the next action."""
         mask, obs = inputs.split_mask(batch.steps.next_obs)
-        network, head = self._network(state.spec), self._head()
-        own, other = _halves(batch.noise)
-        outputs = network.apply(state.target_params, obs, other)
-        chooser = network.apply(params, obs, own) if self.double else outputs
-        action = q_network.greedy(head.values(chooser), mask)
-        return _of_action(outputs, action)
+        chooser = batch.next_outputs
+        if self.double:
+            chooser = self._network(spec).apply(params, obs, batch.noise)
+        action = q_network.greedy(self._head().values(chooser), mask)
+        return _of_action(batch.next_outputs, action)
 
     def _loss(
         self, spec: EnvSpec, params: PyTree, batch_and_target: tuple[Batch, Array]
@@ -306,8 +330,7 @@ class DQN:
         """The weighted mean of the head's losses, and the priorities [N]."""
         (batch, target), head = batch_and_target, self._head()
         _, obs = inputs.split_mask(batch.steps.obs)
-        noise = _halves(batch.noise)[0]
-        outputs = self._network(spec).apply(params, obs, noise)
+        outputs = self._network(spec).apply(params, obs, batch.noise)
         outputs = _of_action(outputs, batch.steps.action)
         each, priority = head.loss(
             outputs, target, batch.steps.reward, batch.steps.discount
@@ -344,15 +367,6 @@ class DQN:
         state = dataclasses.replace(state, target_params=target, since_target=since)
         return state, moves
 
-    def _learning_noise(
-        self, spec: EnvSpec, key: Key, count: int, axes: Axes
-    ) -> Array | None:
-        """Noise of this device's share of the minibatches, [K, M, 2, noise_size]."""
-        if not self.noisy:
-            return None
-        shape = (count, self.batch_size, 2, self._network(spec).noise_size)
-        return collectives.part(jax.random.normal(key, shape), 1, axes)
-
     def _most_steps(self, num_envs: int) -> int:
         """The most gradient steps of an update."""
         return counting.most_crossings(num_envs * self.rollout_length, self.train_every)
@@ -376,11 +390,6 @@ class DQN:
 
     def _optimizer(self) -> optax.GradientTransformation:
         return optimizers.adam(self.adam_eps, self.max_grad_norm)
-
-
-def _halves(noise: Array | None) -> tuple[Array | None, Array | None]:
-    """The network's and the target network's noise."""
-    return (None, None) if noise is None else (noise[:, 0], noise[:, 1])
 
 
 def _of_action(outputs: Array, action: Array) -> Array:
