@@ -46,6 +46,7 @@ def draw(
     # The remainder is uniform to within its divisor / 2^32: 2e-4 for a million.
     count = (envs * starts).astype(jnp.uint32)
     number = (collectives.part(bits, 1, axes) % count).astype(jnp.int32)
-    env = jnp.arange(groups)[None, :, None] * envs + number // starts
-    slot = (oldest(ring) + number % starts) % ring.slots
+    # Divided by a constant: by `starts`, it would be a third of the time of a draw.
+    env = jnp.arange(groups)[None, :, None] * envs + number % envs
+    slot = (oldest(ring) + number // envs) % ring.slots
     return Place(*(x.reshape(num_batches, groups * each) for x in (env, slot)))
