@@ -20,11 +20,11 @@ from jaxrl_par.replay import ring, uniform
 from jaxrl_par.types import Array, Axes, EnvSpec, Key, PyTree, Rollout
 
 
-def bounded_box(spec: EnvSpec, owner: str) -> spaces.Box:
+def bounded_box(spec: EnvSpec) -> spaces.Box:
     """The action space. Raises ValueError unless it is a bounded Box of floats."""
     space = spec.action_space
     if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-        raise ValueError(f"{owner}: action space {space} must be a float Box")
+        raise ValueError(f"action space {space} must be a float Box")
     return distributions.TanhNormal(space).box  # which refuses infinite and empty ones
 
 
@@ -44,7 +44,8 @@ def check(algorithm: Any, spec: EnvSpec, num_envs: int, rates: tuple[str, ...]) 
         checks.scalar(name, getattr(algorithm, name))
     for name in ("gamma", "tau", "noise_correlation"):
         checks.between(name, getattr(algorithm, name), 0.0, 1.0)
-    checks.positive("tau", algorithm.tau)
+    for name in ("tau", "adam_eps"):
+        checks.positive(name, getattr(algorithm, name))
     for name in (name for name in rates if name.endswith("learning_rate")):
         if name == "learning_rate" or getattr(algorithm, name) is not None:
             checks.positive(name, getattr(algorithm, name))

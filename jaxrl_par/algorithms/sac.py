@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Any
 
@@ -44,6 +43,11 @@ class SACState:
     replay: ring.Ring
     clock: off_policy.Clock
     spec: EnvSpec = static()
+
+    @property
+    def params(self) -> Params:
+        """The networks that act and learn."""
+        return self.learner.params
 
 
 @pytree
@@ -118,7 +122,6 @@ class SAC:
         actor_critic.check(self, spec, num_envs, _RATES)
         checks.positive_int("num_critics", self.num_critics)
         checks.boolean("auto_temperature", self.auto_temperature)
-        checks.positive("adam_eps", self.adam_eps)
         check = checks.positive if self.auto_temperature else checks.not_negative
         check("temperature", self.temperature)
         for name in ("min_log_std", "max_log_std"):
@@ -139,7 +142,7 @@ class SAC:
         log_temperature = None
         if self.auto_temperature:
             log_temperature = jnp.log(jnp.float32(self.temperature))
-        params = Params(
+        params: PyTree = Params(
             actor.init(actor_key), critics.init(critic_key), log_temperature
         )
         return SACState(
@@ -170,8 +173,8 @@ class SAC:
     ) -> tuple[Any, Array, dict[str, Array]]:
         """Actions [B, ...] of the policy (at first: random), or its most likely."""
         policy = self._policy(state.spec)
-        mask, seen = inputs.split_mask(obs)
-        outputs = policy.networks[0].apply(state.learner.params.actor, seen)
+        outputs = policy.networks[0].apply(state.params.actor, obs)
+        mask = inputs.split_mask(obs)[0]
         if greedy:
             return carry, policy.best(outputs, mask), {}
         if isinstance(carry, jax.Array):

@@ -82,7 +82,7 @@ class Squashed:
 
     @property
     def law(self) -> distributions.TanhNormal:
-        return distributions.TanhNormal(actor_critic.bounded_box(self.spec, "SAC"))
+        return distributions.TanhNormal(actor_critic.bounded_box(self.spec))
 
     @property
     def networks(self) -> tuple[base.Network, critic.Critics]:
@@ -169,15 +169,14 @@ class Choice:
     def evaluate(
         self, actor: PyTree, critics: PyTree, obs: PyTree, noise: Array | None
     ) -> tuple[Array, Array]:
-        mask, seen = inputs.split_mask(obs)
         policy, values = self.networks
-        outputs = _masked(policy.apply(actor, seen), mask)
-        least = values.apply(critics, seen, None).min(0)
+        outputs = _masked(policy.apply(actor, obs), inputs.split_mask(obs)[0])
+        least = values.apply(critics, obs, None).min(0)
         value = (jax.nn.softmax(outputs) * least).sum(-1)
         return value, self.law.entropy(outputs)
 
     def values(self, critics: PyTree, obs: PyTree, action: Array) -> Array:
-        found = self.networks[1].apply(critics, inputs.split_mask(obs)[1], None)
+        found = self.networks[1].apply(critics, obs, None)
         chosen = jnp.arange(self.law.n)[None] == action[:, None]
         return jnp.where(chosen[None], found, 0.0).sum(-1)
 
@@ -200,5 +199,5 @@ def for_space(
     if isinstance(space, spaces.Discrete):
         return Choice(body, spec, num_critics)
     if not isinstance(space, spaces.Box):
-        raise ValueError(f"SAC: action space {space} must be Discrete or a float Box")
+        raise ValueError(f"action space {space} must be Discrete or a float Box")
     return Squashed(body, spec, num_critics, log_std)

@@ -43,7 +43,7 @@ def actor(body: Body, spec: EnvSpec, num_outputs: int) -> base.Network:
         return initialize(module, key, placeholder, heads=("head",), gain=_POLICY_GAIN)
 
     def apply(params: PyTree, obs: PyTree) -> Any:
-        return module.apply(params, prepare(body, spec, obs))
+        return module.apply(params, _seen(body, spec, obs))
 
     return base.Network(init, apply)
 
@@ -76,11 +76,16 @@ def critics(body: Body, spec: EnvSpec, count: int) -> Critics:
         return jax.vmap(one)(jax.random.split(key, count))
 
     def apply(params: PyTree, obs: PyTree, action: Array | None) -> Array:
-        x = prepare(body, spec, obs)
+        x = _seen(body, spec, obs)
         found: Any = jax.vmap(lambda p: module.apply(p, x, action))(params)
         return found if discrete else found[..., 0]
 
     return Critics(init, apply)
+
+
+def _seen(body: Body, spec: EnvSpec, obs: PyTree) -> Array:
+    """A batch of observations as the body's input; an action mask is none of it."""
+    return prepare(body, spec, inputs.split_mask(obs)[1])
 
 
 def check(network: Any, spec: EnvSpec) -> None:
