@@ -195,9 +195,7 @@ def for_space(
     body: Body, spec: EnvSpec, num_critics: int, log_std: tuple[Any, Any]
 ) -> SoftPolicy:
     """The policy for an environment. Raises ValueError for actions of another kind."""
-    space = spec.action_space
-    if isinstance(space, spaces.Discrete):
+    if isinstance(spec.action_space, spaces.Discrete):
         return Choice(body, spec, num_critics)
-    if not isinstance(space, spaces.Box):
-        raise ValueError(f"action space {space} must be Discrete or a float Box")
+    actor_critic.bounded_box(spec)
     return Squashed(body, spec, num_critics, log_std)

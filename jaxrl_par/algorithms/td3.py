@@ -216,18 +216,19 @@ class TD3:
             since_policy=since,
             policy_metrics=learner.policy_metrics,
         )
-        learner = jax.lax.cond(
-            due > 0,
-            partial(self._policy_step, spec, axes),
-            lambda learner, _: learner,
-            *(learner, batch.steps),
+        # A loop of no step or one: a `cond` would copy all that it may change, and with
+        # a reduction over devices in it has crashed on CPUs (jax 0.10.2).
+        learner = jax.lax.fori_loop(
+            *(0, due),
+            lambda _, learner: self._policy_step(spec, axes, batch.steps, learner),
+            learner,
         )
         metrics |= {"critic_grad_norm": optax.tree.norm(grads)}
         metrics |= {"policy_updates": due.astype(jnp.float32)}
         return learner, metrics | learner.policy_metrics, ()
 
     def _policy_step(
-        self, spec: EnvSpec, axes: Axes, learner: Learner, steps: ring.Transitions
+        self, spec: EnvSpec, axes: Axes, steps: ring.Transitions, learner: Learner
     ) -> Learner:
         """A step of the policy, and of the target networks."""
         params = learner.params
