@@ -30,9 +30,15 @@ def apply(
     gradient: PyTree,
     opt_state: Any,
     params: PyTree,
-    learning_rate: Array | float,
+    learning_rate: PyTree,
 ) -> tuple[PyTree, Any]:
-    """One step against a gradient: (params, opt_state)."""
+    """One step against a gradient: (params, opt_state).
+
+    `learning_rate` is a number, or a tree of one for each part of the parameters.
+    """
+
+    def step(rate: Array | float, params: PyTree, directions: PyTree) -> PyTree:
+        return jax.tree.map(lambda p, d: p - rate * d, params, directions)
+
     directions, opt_state = optimizer.update(gradient, opt_state)
-    params = jax.tree.map(lambda p, d: p - learning_rate * d, params, directions)
-    return params, opt_state
+    return jax.tree.map(step, learning_rate, params, directions), opt_state

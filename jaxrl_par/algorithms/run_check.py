@@ -49,6 +49,7 @@ def run_problems(
     ]
     even = algorithm.max_devices(num_envs) % 2 == 0
     if not problems and even and devices.available():
+        # The same key again, for the same draws.
         args = (state, rollout, jax.random.clone(update_key))
         problems += _device_problems(algorithm, args, (after, metrics))
     return problems

@@ -94,6 +94,7 @@ class Layers(nn.Module):
     """The layers of a `Body`: inputs [N, ...] to features [N, F].
 
     `noise` [N, `noise_size`] makes the dense layers noisy; None: at their means.
+    `joined` [N, J] goes into the dense layers with what the convolutions give.
     """
 
     body: Body
@@ -101,12 +102,16 @@ class Layers(nn.Module):
     noisy: bool = False
 
     @nn.compact
-    def __call__(self, x: Array, noise: Array | None = None) -> Array:
+    def __call__(
+        self, x: Array, noise: Array | None = None, joined: Array | None = None
+    ) -> Array:
         act = ACTIVATIONS[self.body.activation]
         normal = (lambda x: LayerNorm()(x)) if self.body.layer_norm else (lambda x: x)
         for size in self.channels:
             x = act(normal(Conv(size)(x)))
         x = x.reshape(x.shape[0], -1)
+        if joined is not None:
+            x = jnp.concatenate([x, joined], -1)
         for size in self.body.hidden:
             if self.noisy:
                 own, noise = split_noise(noise, x.shape[-1] + size)
