@@ -6,11 +6,14 @@
 """
 
 from jaxrl_par.algorithms.base import check_algorithm
+from jaxrl_par.algorithms.ddpg import DDPG
 from jaxrl_par.algorithms.dqn import DQN
 from jaxrl_par.algorithms.ppo import PPO
 from jaxrl_par.algorithms.pqn import PQN
 from jaxrl_par.algorithms.q_learning import QLearning
+from jaxrl_par.algorithms.sac import SAC
 from jaxrl_par.algorithms.sarsa import SARSA
+from jaxrl_par.algorithms.td3 import TD3
 from jaxrl_par.envs import ActionRepeat, Instances, check_env, env_names, make
 from jaxrl_par.envs.batched import BatchedEnv
 from jaxrl_par.networks.actor_critic import CNN, MLP
@@ -42,12 +45,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CNN",
+    "DDPG",
     "DQN",
     "MLP",
     "PPO",
     "PQN",
+    "SAC",
     "SARSA",
     "STOP",
+    "TD3",
     "ActionRepeat",
     "Algorithm",
     "BatchedEnv",

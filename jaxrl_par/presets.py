@@ -13,11 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_par import checks
+from jaxrl_par.algorithms.ddpg import DDPG
 from jaxrl_par.algorithms.dqn import DQN
 from jaxrl_par.algorithms.ppo import PPO
 from jaxrl_par.algorithms.pqn import PQN
 from jaxrl_par.algorithms.q_learning import QLearning
+from jaxrl_par.algorithms.sac import SAC
 from jaxrl_par.algorithms.sarsa import SARSA
+from jaxrl_par.algorithms.td3 import TD3
 from jaxrl_par.networks.actor_critic import CNN, MLP
 from jaxrl_par.networks.body import Body
 
@@ -34,6 +37,9 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
     "dqn": DQN,
     "rainbow": rainbow,
     "pqn": PQN,
+    "sac": SAC,
+    "td3": TD3,
+    "ddpg": DDPG,
     "q_learning": QLearning,
     "sarsa": SARSA,
 }
@@ -91,15 +97,12 @@ _OWN_DQN = "tuned here over five seeds"
 _DQN_CARTPOLE = {
     "network": Body(hidden=(64, 64)),
     "rollout_length": 4,
-    "capacity": 100_000,
-    "train_every": 2,
-    "target_every": 250,
+    "capacity": 20_000,
+    "target_every": 40,
+    "tau": 0.05,
     "n_step": 5,
     "learning_rate": 2e-3,
     "anneal": True,
-    "gamma": 0.98,
-    "final_epsilon": 0.01,
-    "exploration_fraction": 0.2,
     "huber_delta": None,
 }
 
@@ -175,10 +178,12 @@ PRESETS: dict[tuple[str, str], Preset] = {
         for env in _GRIDS
     },
     ("dqn", "CartPole-v1"): Preset(
-        DQN(**_DQN_CARTPOLE), {"num_envs": 10, "total_steps": 100_000}, _OWN_DQN
+        DQN(**_DQN_CARTPOLE, dueling=True, exploration_fraction=0.5),
+        {"num_envs": 10, "total_steps": 100_000},
+        _OWN_DQN,
     ),
     ("rainbow", "CartPole-v1"): Preset(
-        rainbow(**{**_DQN_CARTPOLE, "final_epsilon": 0.0}, v_min=0.0, v_max=60.0),
+        rainbow(**_DQN_CARTPOLE, v_min=0.0, v_max=100.0),
         {"num_envs": 10, "total_steps": 100_000},
         _OWN_DQN,
     ),

@@ -33,6 +33,10 @@ EVERY = {
         ),
         "CartPole-v1",
     ),
+    "sac": (jp.SAC(**REPLAY, rollout_length=2, train_every=4), "Pendulum-v1"),
+    "sac, discrete": (jp.SAC(**REPLAY, train_every=4), "CartPole-v1"),
+    "td3": (jp.TD3(**REPLAY, train_every=4, noise_correlation=0.5), "Pendulum-v1"),
+    "ddpg": (jp.DDPG(**REPLAY, rollout_length=2, train_every=4), "Pendulum-v1"),
     "q_learning": (jp.QLearning(), "CliffWalking-v0"),
     "sarsa": (jp.SARSA(), "CliffWalking-v0"),
 }

@@ -68,6 +68,22 @@ ALGORITHM = {
     "priority_exponent": "0: all alike, 1: by the TD error itself",
     "importance_exponent": "of the weights that make up for it; rises to 1",
     "priority_eps": "added to a TD error, so that none is never drawn",
+    "lambda_": "of the lambda-return, in [0, 1]",
+    "num_critics": "of which the least value counts",
+    "critic_learning_rate": "of the critics (None: as the actor's)",
+    "temperature_learning_rate": "of the temperature (None: as the actor's)",
+    "temperature": "weight of the entropy, at the start",
+    "auto_temperature": "keep the entropy at its target",
+    "target_entropy": "in nats (None: by the actions' number or dimensions)",
+    "min_log_std": "least log deviation of an action",
+    "max_log_std": "largest log deviation of an action",
+    "noise_correlation": "of the exploration, from step to step, in [0, 1)",
+    "policy_delay": "critic steps for each step of the actor",
+    "exploration_noise": "deviation of an action in [-1, 1] while learning",
+    "target_noise": "deviation of the next action in the critics' targets",
+    "target_noise_clip": "the most of it",
+    "initial_value": "of all actions in all states",
+    "expected": "learn from the mean over the next action",
 }
 
 NETWORK = {
