@@ -49,7 +49,33 @@ PQN = {
     "exploration_fraction": 0.2,
     "max_grad_norm": 10.0,
 }
-SHARED: dict[str, dict[str, Any]] = {"ppo": PPO, "pqn": PQN}
+# One gradient step for each step of all environments, as rejax takes it. Ours are
+# taken together, after so many steps of each environment as a rollout has.
+DQN = {
+    "rollout_length": 8,
+    "capacity": 10_000,
+    "batch_size": 128,
+    "learning_starts": 1000,
+    "target_every": 500,
+    "hidden": (64, 64),  # rejax has no other
+    "activation": "relu",
+    "learning_rate": 5e-4,
+    "gamma": 0.99,
+    "final_epsilon": 0.05,
+    "exploration_fraction": 0.1,
+}
+SAC = {
+    "rollout_length": 1,
+    "capacity": 100_000,
+    "batch_size": 256,
+    "learning_starts": 1000,
+    "hidden": (64, 64),
+    "activation": "relu",
+    "learning_rate": 1e-3,
+    "gamma": 0.99,
+    "tau": 0.01,
+}
+SHARED: dict[str, dict[str, Any]] = {"ppo": PPO, "pqn": PQN, "dqn": DQN, "sac": SAC}
 
 
 def use_cores(count: int) -> None:

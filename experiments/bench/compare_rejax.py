@@ -16,6 +16,8 @@ from typing import Any
 
 import common
 
+_SETTINGS = ("algorithm", "env", "network", "capacity")
+
 
 def main() -> None:
     args = parse()
@@ -43,6 +45,7 @@ def parse() -> argparse.Namespace:
     add("--total-steps", type=float, default=500_000)
     add("--min-updates", type=int, default=16, help="more steps where these need it")
     add("--episodes", type=int, default=128)
+    add("--capacity", type=int, help="of a replay (without it: as in common.py)")
     args = parser.parse_args()
     if args.small:
         args.num_envs, args.cores, args.seeds = [4], [1], 2
@@ -57,7 +60,7 @@ def compare(
     total = common.round_up(
         int(args.total_steps), num_envs, args.min_updates, args.algorithm
     )
-    settings = {name: getattr(args, name) for name in ("algorithm", "env", "network")}
+    settings = {name: getattr(args, name) for name in _SETTINGS}
     settings |= {"num_envs": num_envs, "total_steps": total}
     workers = {
         "jaxrl_par": common.Worker(sys.executable, "worker_ours.py", settings, cores)

@@ -19,9 +19,7 @@ def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
     from jaxrl_par.cli.startup import prepare_backend
     from jaxrl_par.train.loop import Trainer
 
-    algorithm = ALGORITHMS[settings.get("algorithm", "ppo")](
-        settings.get("network", "mlp")
-    )
+    algorithm = ALGORITHMS[settings.get("algorithm", "ppo")](settings)
     samples = settings["num_envs"] * algorithm.rollout_length
     prepare_backend(samples, data=None, device="auto")  # as the command line does
     use_empty_cache()
@@ -71,14 +69,14 @@ def use_empty_cache() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def ppo(network: str = "mlp") -> Any:
+def ppo(settings: dict[str, Any]) -> Any:
     """PPO with the shared settings, and rejax's choices where it has no other."""
     import jaxrl_par as jp
 
     shared = {k: v for k, v in common.PPO.items() if k not in ("hidden", "activation")}
     mlp = jp.MLP(common.PPO["hidden"], common.PPO["activation"])
     return jp.PPO(
-        network=jp.CNN() if network == "cnn" else mlp,
+        network=jp.CNN() if settings.get("network") == "cnn" else mlp,
         **shared,
         anneal=False,
         value_clip=common.PPO["clip_eps"],
@@ -86,18 +84,49 @@ def ppo(network: str = "mlp") -> Any:
     )
 
 
-def pqn(network: str = "mlp") -> Any:
+def pqn(settings: dict[str, Any]) -> Any:
     """PQN with the shared settings."""
     import jaxrl_par as jp
     from jaxrl_par.networks.body import Body
 
     shared = {k: v for k, v in common.PQN.items() if k != "hidden"}
-    channels = () if network == "mlp" else None
+    channels = None if settings.get("network") == "cnn" else ()
     body = Body(common.PQN["hidden"], channels, layer_norm=True)
     return jp.PQN(network=body, **shared, anneal=False)
 
 
-ALGORITHMS: dict[str, Callable[[str], Any]] = {"ppo": ppo, "pqn": pqn}
+def dqn(settings: dict[str, Any]) -> Any:
+    """Double DQN with the shared settings."""
+    import jaxrl_par as jp
+
+    fields = off_policy(common.DQN, settings)
+    return jp.DQN(**fields, huber_delta=None, max_grad_norm=None)
+
+
+def sac(settings: dict[str, Any]) -> Any:
+    """SAC with the shared settings."""
+    import jaxrl_par as jp
+
+    return jp.SAC(**off_policy(common.SAC, settings))
+
+
+def off_policy(shared: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The shared settings, with a gradient step for a step of all environments."""
+    from jaxrl_par.networks.body import Body
+
+    fields = {k: v for k, v in shared.items() if k not in ("hidden", "activation")}
+    fields["network"] = Body(shared["hidden"], activation=shared["activation"])
+    fields["train_every"] = settings["num_envs"]
+    fields["capacity"] = settings.get("capacity") or shared["capacity"]
+    return fields
+
+
+ALGORITHMS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "ppo": ppo,
+    "pqn": pqn,
+    "dqn": dqn,
+    "sac": sac,
+}
 
 if __name__ == "__main__":
     common.serve(set_up)

@@ -22,7 +22,7 @@ def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
 
     import_seconds = time.perf_counter() - start
     name = settings.get("algorithm", "ppo")
-    algo = rejax.get_algo(name).create(**config(settings), **SETTINGS[name]())
+    algo = rejax.get_algo(name).create(**config(settings), **SETTINGS[name](settings))
     algo = algo.replace(eval_callback=lambda *_: ())
     start = time.perf_counter()
     train = jax.jit(algo.train).lower(jax.random.PRNGKey(0)).compile()
@@ -37,7 +37,7 @@ def set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], Callable]:
         steps = int(state.global_step)
         answer = {"steps": steps, "seconds": seconds, **common.memory()}
         if request.get("episodes"):
-            learner = state.actor_ts if name == "ppo" else state.q_ts
+            learner = state.q_ts if hasattr(state, "q_ts") else state.actor_ts
             returns = play(learner.params, key, request["episodes"])
             answer["return"] = float(returns.mean())
         return answer
@@ -65,7 +65,7 @@ def config(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def ppo() -> dict[str, Any]:
+def ppo(_: dict[str, Any]) -> dict[str, Any]:
     """The shared settings by rejax's names."""
     ppo = common.PPO
     return {
@@ -86,7 +86,7 @@ def ppo() -> dict[str, Any]:
     }
 
 
-def pqn() -> dict[str, Any]:
+def pqn(_: dict[str, Any]) -> dict[str, Any]:
     """The same; its network is always 64-64 with layer norm."""
     pqn = common.PQN
     return {
@@ -102,7 +102,46 @@ def pqn() -> dict[str, Any]:
     }
 
 
-SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {"ppo": ppo, "pqn": pqn}
+def dqn(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same; its network is always 64-64."""
+    return {
+        **off_policy(common.DQN, settings),
+        "agent_kwargs": {"activation": common.DQN["activation"]},
+        "target_update_freq": common.DQN["target_every"],
+        "eps_end": common.DQN["final_epsilon"],
+        "exploration_fraction": common.DQN["exploration_fraction"],
+        "ddqn": True,
+    }
+
+
+def sac(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same."""
+    return {
+        **off_policy(common.SAC, settings),
+        "hidden_layer_sizes": common.SAC["hidden"],
+        "agent_kwargs": {"activation": common.SAC["activation"]},
+        "polyak": 1 - common.SAC["tau"],
+    }
+
+
+def off_policy(shared: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """A gradient step for a step of all environments."""
+    return {
+        "num_epochs": 1,
+        "buffer_size": settings.get("capacity") or shared["capacity"],
+        "fill_buffer": shared["learning_starts"],
+        "batch_size": shared["batch_size"],
+        "learning_rate": shared["learning_rate"],
+        "gamma": shared["gamma"],
+    }
+
+
+SETTINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "ppo": ppo,
+    "pqn": pqn,
+    "dqn": dqn,
+    "sac": sac,
+}
 
 
 def likeliest(algo: Any, params: Any, obs: Any) -> Any:
@@ -116,7 +155,22 @@ def best(algo: Any, params: Any, obs: Any) -> Any:
     return algo.agent.apply(params, obs).argmax(-1)
 
 
-MODES: dict[str, Callable] = {"ppo": likeliest, "pqn": best}
+def middle(algo: Any, params: Any, obs: Any) -> Any:
+    """The greedy action of a squashed Gaussian."""
+    import jax.numpy as jnp
+
+    actor = algo.actor
+    law = actor.apply(params, obs, method=lambda m, x: m._action_dist(x))
+    low, high = actor.action_range
+    return (low + high) / 2 + jnp.tanh(law.loc) * (high - low) / 2
+
+
+MODES: dict[str, Callable] = {
+    "ppo": likeliest,
+    "pqn": best,
+    "dqn": best,
+    "sac": middle,
+}
 
 
 def greedy_returns(algo: Any, mode: Callable) -> Callable:
