@@ -13,10 +13,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_par import checks
+from jaxrl_par.algorithms.ddpg import DDPG
 from jaxrl_par.algorithms.ppo import PPO
+from jaxrl_par.algorithms.sac import SAC
+from jaxrl_par.algorithms.td3 import TD3
 from jaxrl_par.networks.actor_critic import CNN, MLP
+from jaxrl_par.networks.body import Body
+from jaxrl_par.types import Algorithm
 
-ALGORITHMS = {"ppo": PPO}
+ALGORITHMS = {"ppo": PPO, "sac": SAC, "td3": TD3, "ddpg": DDPG}
 
 NETWORKS = {"mlp": MLP, "cnn": CNN}
 
@@ -25,7 +30,7 @@ NETWORKS = {"mlp": MLP, "cnn": CNN}
 class Preset:
     """An algorithm, and settings of a run (fields of `TrainConfig`)."""
 
-    algorithm: PPO
+    algorithm: Algorithm
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     source: str = ""
 
@@ -50,6 +55,17 @@ _MINATAR = PPO(
     num_minibatches=8,
     learning_rate=2.5e-3,
 )
+
+_OWN_OFF_POLICY = "tuned here over 5 seeds; from rl-baselines3-zoo"
+_SMALL: dict[str, Any] = {
+    "network": Body((64, 64)),
+    "capacity": 100_000,
+    "learning_rate": 1e-3,
+}
+# The car is only paid at the goal, so what is explored must persist.
+_CAR: dict[str, Any] = _SMALL | {"train_every": 4, "noise_correlation": 0.95}
+_SWING = {"num_envs": 4, "total_steps": 20_000}
+_DRIVE = {"num_envs": 4, "total_steps": 100_000}
 
 PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "CartPole-v1"): Preset(
@@ -108,4 +124,13 @@ PRESETS: dict[tuple[str, str], Preset] = {
         )
         for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
     },
+    ("sac", "Pendulum-v1"): Preset(SAC(**_SMALL), _SWING, _OWN_OFF_POLICY),
+    ("td3", "Pendulum-v1"): Preset(TD3(**_SMALL, gamma=0.98), _SWING, _OWN_OFF_POLICY),
+    ("ddpg", "Pendulum-v1"): Preset(
+        DDPG(**_SMALL, gamma=0.98, tau=0.005), _SWING, _OWN_OFF_POLICY
+    ),
+    ("sac", "MountainCarContinuous-v0"): Preset(SAC(**_CAR), _DRIVE, _OWN_OFF_POLICY),
+    ("td3", "MountainCarContinuous-v0"): Preset(
+        TD3(**_CAR, exploration_noise=0.5), _DRIVE, _OWN_OFF_POLICY
+    ),
 }

@@ -240,9 +240,7 @@ class DQN:
             "epsilon": self._epsilon(rollout.progress),
             "learning_rate": jnp.float32(learning_rate),
             "target_updates": moves.astype(jnp.float32),
-            "replay_size": collectives.total(
-                replay.count.sum().astype(jnp.float32), axes
-            ),
+            **off_policy.replay_size(replay, axes),
         }
 
     def _sample(
