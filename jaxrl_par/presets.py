@@ -93,6 +93,7 @@ _PQN_MINATAR = PQN(
 )
 
 _OWN_DQN = "tuned here over five seeds"
+_TRIED = "tried here for 500,000 steps"
 
 _DQN_CARTPOLE = {
     "network": Body(hidden=(64, 64)),
@@ -104,6 +105,29 @@ _DQN_CARTPOLE = {
     "learning_rate": 2e-3,
     "anneal": True,
     "huber_delta": None,
+}
+
+_OWN_OFF_POLICY = "tuned here over 5 seeds; from rl-baselines3-zoo"
+_SMALL: dict[str, Any] = {
+    "network": Body((64, 64)),
+    "capacity": 100_000,
+    "learning_rate": 1e-3,
+}
+# The car is only paid at the goal, so what is explored must persist.
+_CAR: dict[str, Any] = _SMALL | {"train_every": 4, "noise_correlation": 0.95}
+_SWING = {"num_envs": 4, "total_steps": 20_000}
+_DRIVE = {"num_envs": 4, "total_steps": 100_000}
+
+_DQN_MINATAR = {
+    "network": Body(hidden=(128,), channels=(16,)),
+    "rollout_length": 4,
+    "capacity": 128_000,
+    "learning_starts": 5000,
+    "train_every": 16,
+    "target_every": 2000,
+    "n_step": 3,
+    "learning_rate": 5e-4,
+    "anneal": True,
 }
 
 PRESETS: dict[tuple[str, str], Preset] = {
@@ -187,6 +211,13 @@ PRESETS: dict[tuple[str, str], Preset] = {
         {"num_envs": 10, "total_steps": 100_000},
         _OWN_DQN,
     ),
+    **{
+        (name, f"{game}-MinAtar"): Preset(
+            make(**_DQN_MINATAR), {"num_envs": 64, "total_steps": 5_000_000}, _TRIED
+        )
+        for name, make in (("dqn", DQN), ("rainbow", rainbow))
+        for game in ("Asterix", "Breakout")
+    },
     ("pqn", "CartPole-v1"): Preset(
         PQN(
             network=Body(hidden=(64, 64), layer_norm=True),
@@ -205,4 +236,13 @@ PRESETS: dict[tuple[str, str], Preset] = {
         )
         for game in ("Asterix", "Breakout")
     },
+    ("sac", "Pendulum-v1"): Preset(SAC(**_SMALL), _SWING, _OWN_OFF_POLICY),
+    ("td3", "Pendulum-v1"): Preset(TD3(**_SMALL, gamma=0.98), _SWING, _OWN_OFF_POLICY),
+    ("ddpg", "Pendulum-v1"): Preset(
+        DDPG(**_SMALL, gamma=0.98, tau=0.005), _SWING, _OWN_OFF_POLICY
+    ),
+    ("sac", "MountainCarContinuous-v0"): Preset(SAC(**_CAR), _DRIVE, _OWN_OFF_POLICY),
+    ("td3", "MountainCarContinuous-v0"): Preset(
+        TD3(**_CAR, exploration_noise=0.5), _DRIVE, _OWN_OFF_POLICY
+    ),
 }

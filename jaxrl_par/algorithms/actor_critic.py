@@ -93,12 +93,6 @@ def normal(key: Key, shape: tuple[int, ...], axes: Axes) -> Array:
     return collectives.part(jax.random.normal(key, shape), 1, axes)
 
 
-def replay_size(replay: ring.Ring, axes: Axes) -> dict[str, Array]:
-    """Stored transitions, over all devices."""
-    count = replay.count.sum().astype(jnp.float32)
-    return {"replay_size": collectives.total(count, axes)}
-
-
 def correlate(carry: Array, noise: Array, correlation: Array | float) -> Array:
     """Normal noise [B, D] that keeps some of the last step's, `carry` [B, D].
 

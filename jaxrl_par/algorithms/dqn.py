@@ -246,9 +246,7 @@ class DQN:
             "epsilon": self._epsilon(rollout.progress),
             "learning_rate": jnp.float32(learning_rate),
             "target_updates": moves.astype(jnp.float32),
-            "replay_size": collectives.total(
-                replay.count.sum().astype(jnp.float32), axes
-            ),
+            **off_policy.replay_size(replay, axes),
         }
 
     def _sample(
@@ -271,7 +269,7 @@ class DQN:
         found = prioritized.fetch(
             *(state.tree, state.replay, draws.leaf, self.n_step, self.gamma), axes
         )
-        stored = collectives.total(state.replay.count.sum(), axes)
+        stored = off_policy.stored(state.replay, axes)
         exponent = counting.linear(progress, self.importance_exponent, 1.0, 1.0)
         weight = prioritized.weights(draws.probability, stored, exponent)
         weight = found.weight * collectives.part(weight, 1, axes)

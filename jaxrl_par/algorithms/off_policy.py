@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_par import checks
+from jaxrl_par import checks, collectives
 from jaxrl_par.algorithms import counting
-from jaxrl_par.types import Array, PyTree, pytree
+from jaxrl_par.replay import ring
+from jaxrl_par.types import Array, Axes, PyTree, pytree
 
 # step(learner, batch) -> (learner, metrics of scalars, something of each sample)
 Step = Callable[[Any, PyTree], tuple[Any, dict[str, Array], PyTree]]
@@ -73,6 +74,21 @@ def learn(
 def move(target: PyTree, params: PyTree, rate: Array | float) -> PyTree:
     """The target network, moved by `rate` of its distance to the parameters."""
     return jax.tree.map(lambda t, p: t + rate * (p - t), target, params)
+
+
+def stored(replay: ring.Ring, axes: Axes) -> Array:
+    """Transitions stored over all devices, () float32: all rings are equally full.
+
+    Not by a reduction. On CPUs (jax 0.10.2) one that nothing orders against those of
+    the gradient steps may meet one of them, and ends the process.
+    """
+    envs = replay.count.shape[0] * collectives.size(axes)
+    return replay.count[0].astype(jnp.float32) * envs
+
+
+def replay_size(replay: ring.Ring, axes: Axes) -> dict[str, Array]:
+    """`stored`, as a metric."""
+    return {"replay_size": stored(replay, axes)}
 
 
 def check_sizes(algorithm: Any) -> None:

@@ -199,7 +199,7 @@ class SAC:
             partial(self._gradient_step, state.spec, axes), state.learner, batch, due
         )
         state = SACState(learner, replay, clock, state.spec)
-        return state, metrics | actor_critic.replay_size(replay, axes)
+        return state, metrics | off_policy.replay_size(replay, axes)
 
     def _gradient_step(
         self, spec: EnvSpec, axes: Axes, learner: Learner, batch: Batch

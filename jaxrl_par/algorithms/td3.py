@@ -191,7 +191,7 @@ class TD3:
         )
         metrics["policy_updates"] = metrics.pop("policy_updates_sum")
         state = TD3State(learner, replay, clock, state.spec)
-        return state, metrics | actor_critic.replay_size(replay, axes)
+        return state, metrics | off_policy.replay_size(replay, axes)
 
     def _gradient_step(
         self, spec: EnvSpec, axes: Axes, learner: Learner, batch: Batch
@@ -216,8 +216,7 @@ class TD3:
             since_policy=since,
             policy_metrics=learner.policy_metrics,
         )
-        # A loop of no step or one: a `cond` would copy all that it may change, and with
-        # a reduction over devices in it has crashed on CPUs (jax 0.10.2).
+        # A loop of no step or one: a `cond` would copy all that it may change.
         learner = jax.lax.fori_loop(
             *(0, due),
             lambda _, learner: self._policy_step(spec, axes, batch.steps, learner),
