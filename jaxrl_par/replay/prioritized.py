@@ -17,15 +17,17 @@ minibatch is the same on any number of them.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_par import collectives
 from jaxrl_par.replay.ring import Place, Ring, Transitions, transitions
-from jaxrl_par.types import Array, Axes, Key, pytree
+from jaxrl_par.types import Array, Axes, Key, pytree, static
 
 FANOUT = 16
 
@@ -34,10 +36,24 @@ FANOUT = 16
 class Tree:
     """Sum trees of G groups; level 0 are the leaves, the last has one node a group.
 
-    Leaf `env * S + slot`, with the environments of the group counted from 0.
+    Leaf `env * S + slot`, with the environments of the group counted from 0. All
+    levels lie in one array, so that a compiled loop can go through them.
     """
 
-    levels: tuple[Array, ...]  # [G, nodes] float32
+    nodes: Array  # [G, nodes] float32, level after level
+    widths: tuple[int, ...] = static()  # of the levels, each a whole number of nodes
+
+    @property
+    def levels(self) -> list[Array]:
+        """[G, width] of each level."""
+        starts = self.starts.tolist()
+        sizes = zip(starts, self.widths, strict=True)
+        return [self.nodes[:, start : start + width] for start, width in sizes]
+
+    @property
+    def starts(self) -> np.ndarray:
+        """The place of each level among a group's nodes, int32."""
+        return np.cumsum((0, *self.widths[:-1]), dtype=np.int32)
 
     def rewound(self, fault: Array, before: Tree) -> Tree:
         """The same: what was written is written again, before it is next read."""
@@ -67,7 +83,8 @@ def empty(num_envs: int, slots: int, num_groups: int) -> Tree:
     while widths[-1] > 1:
         widths.append(-(-widths[-1] // FANOUT))
     padded = [FANOUT * above for above in widths[1:]] + [1]
-    return Tree(tuple(jnp.zeros((num_groups, width)) for width in padded))
+    size = -(-sum(padded) // FANOUT) * FANOUT
+    return Tree(jnp.zeros((num_groups, size)), tuple(padded))
 
 
 def no_changes(count: int) -> Changes:
@@ -77,7 +94,7 @@ def no_changes(count: int) -> Changes:
 
 def total(tree: Tree, axes: Axes) -> Array:
     """The mass of each group of all devices, [G] float32."""
-    return collectives.gather(tree.levels[-1][:, 0], axes)
+    return collectives.gather(tree.nodes[:, tree.starts[-1]], axes)
 
 
 def write(tree: Tree, leaf: Array, priority: Array) -> Tree:
@@ -85,39 +102,43 @@ def write(tree: Tree, leaf: Array, priority: Array) -> Tree:
 
     Of a leaf named twice the larger holds; leaves below 0 are ignored.
     """
-    groups, width = tree.levels[0].shape
-    group = jnp.where(leaf < 0, groups, leaf // width)  # beyond: dropped
-    node = leaf % width
-    index = group * width + node
-    flat = tree.levels[0].reshape(-1)
-    flat = flat.at[index].set(0.0, mode="drop").at[index].max(priority, mode="drop")
-    levels = [flat.reshape(groups, width)]
-    for level in tree.levels[1:]:
+    groups, size = tree.nodes.shape
+    group = jnp.where(leaf < 0, groups, leaf // tree.widths[0])  # beyond: dropped
+    first, node = group * size, leaf % tree.widths[0]
+    flat = tree.nodes.reshape(-1)
+    flat = flat.at[first + node].set(0.0, mode="drop")
+    flat = flat.at[first + node].max(priority, mode="drop")
+    for below, start in itertools.pairwise(tree.starts.tolist()):
         node //= FANOUT
-        children = _children(levels[-1], group, node)
-        index = group * level.shape[1] + node
-        flat = level.reshape(-1).at[index].set(_sums(children)[-1], mode="drop")
-        levels.append(flat.reshape(level.shape))
-    return Tree(tuple(levels))
+        row = (first + below) // FANOUT + node
+        children = flat.reshape(-1, FANOUT).at[row].get(mode="clip")
+        columns = [children[:, i] for i in range(FANOUT)]
+        index = first + start + node
+        flat = flat.at[index].set(_sums(columns)[-1], mode="drop")
+    return dataclasses.replace(tree, nodes=flat.reshape(groups, size))
 
 
 def draw(tree: Tree, key: Key, shape: tuple[int, ...], axes: Axes) -> Draws:
     """Independent draws, each by its share of the mass of all devices."""
     masses = total(tree, axes)
-    uniform = jax.random.uniform(key, (len(tree.levels), *shape))
-    chosen = _choose(jnp.broadcast_to(masses, (*shape, len(masses))), uniform[0])
-    groups, width = tree.levels[0].shape
+    uniform = jax.random.uniform(key, (len(tree.widths), *shape))
+    chosen = _choose(list(masses), uniform[0])
+    groups, size = tree.nodes.shape
     group = chosen - collectives.index(axes) * groups
     ours = (group >= 0) & (group < groups)
-    group, node = jnp.clip(group, 0, groups - 1), jnp.zeros(shape, jnp.int32)
-    below = zip(tree.levels[-2::-1], uniform[1:], strict=True)
-    for level, u in below:
-        node = node * FANOUT + _choose(_children(level, group, node), u)
-    mass = tree.levels[0].reshape(-1)[group * width + node]
+    flat, first = tree.nodes.reshape(-1), jnp.clip(group, 0, groups - 1) * size
+    starts = jnp.asarray(tree.starts[::-1])
+
+    def down(depth: Array, node: Array) -> Array:
+        children = _children(flat, first + starts[depth], node)
+        return node * FANOUT + _choose(children, uniform[depth])
+
+    # A loop, as its steps are not merged: each would compute those before it anew.
+    node = jax.lax.fori_loop(1, len(starts), down, jnp.zeros(shape, jnp.int32))
     node, mass = collectives.total(
-        (jnp.where(ours, node, 0), jnp.where(ours, mass, 0.0)), axes
+        (jnp.where(ours, node, 0), jnp.where(ours, flat[first + node], 0.0)), axes
     )
-    return Draws(chosen * width + node, mass / masses.sum())
+    return Draws(chosen * tree.widths[0] + node, mass / masses.sum())
 
 
 def weights(probability: Array, count: Array, exponent: Array | float) -> Array:
@@ -173,14 +194,14 @@ def fetch(
 
 def local(tree: Tree, leaf: Array, axes: Axes) -> Array:
     """Leaves of all devices as this device's, for `write`; -1 for others'."""
-    groups, width = tree.levels[0].shape
+    groups, width = len(tree.nodes), tree.widths[0]
     leaf = leaf - collectives.index(axes) * groups * width
     return jnp.where((leaf >= 0) & (leaf < groups * width), leaf, -1)
 
 
 def leaf_of(tree: Tree, ring: Ring, place: Place) -> Array:
     """Leaves [...] of this device at places in its rings."""
-    groups, width = tree.levels[0].shape
+    groups, width = len(tree.nodes), tree.widths[0]
     envs = ring.count.shape[0] // groups
     group, env = place.env // envs, place.env % envs
     return group * width + env * ring.slots + place.slot
@@ -188,34 +209,33 @@ def leaf_of(tree: Tree, ring: Ring, place: Place) -> Array:
 
 def place_of(tree: Tree, ring: Ring, leaf: Array) -> Place:
     """The inverse of `leaf_of`; of others' leaves (below 0) some place."""
-    groups, width = tree.levels[0].shape
+    groups, width = len(tree.nodes), tree.widths[0]
     envs = ring.count.shape[0] // groups
     leaf = jnp.maximum(leaf, 0)
     group, leaf = leaf // width, leaf % width
     return Place(group * envs + leaf // ring.slots, leaf % ring.slots)
 
 
-def _children(level: Array, group: Array, node: Array) -> Array:
-    """The children [..., F], at `level`, of the nodes above it."""
-    rows = level.reshape(-1, FANOUT)
-    return rows.at[group * (level.shape[1] // FANOUT) + node].get(mode="clip")
+def _children(flat: Array, first: Array, node: Array) -> list[Array]:
+    """The children, F times [...], of nodes whose level's begin at `first`."""
+    index = first + node * FANOUT
+    return [flat.at[index + i].get(mode="clip") for i in range(FANOUT)]
 
 
-def _sums(children: Array) -> list[Array]:
-    """Running sums [...] of children [..., F], from left to right."""
-    columns = (children[..., i] for i in range(children.shape[-1]))
-    return list(itertools.accumulate(columns))
+def _sums(children: list[Array]) -> list[Array]:
+    """Running sums [...] of children, from left to right."""
+    return list(itertools.accumulate(children))
 
 
-def _choose(children: Array, uniform: Array) -> Array:
-    """A child [...] of each row [..., F] by its share; none without mass.
+def _choose(children: list[Array], uniform: Array) -> Array:
+    """Of each of [...], one of the children by its share; none without mass.
 
     The first whose running sum exceeds a part of the whole sum (at most 1 - 2^-24 of
     it, which is less than it): so it adds to the sum.
     """
     *sums, whole = _sums(children)
     threshold = uniform * whole
-    index = jnp.zeros(whole.shape, jnp.int32)
+    index = jnp.zeros(threshold.shape, jnp.int32)
     for below in sums:
         index += below <= threshold
     return index
