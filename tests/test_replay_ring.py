@@ -153,12 +153,12 @@ def test_nothing_is_learned_of_the_step_before_an_environment_starts_anew():
 
 
 def test_bytes_stay_bytes_and_are_stored_once():
-    """84 x 84 x 4 bytes an observation, and 13 of action, reward, end and cut."""
+    """84 x 84 x 4 bytes an observation, and 12 of action, reward and end."""
     space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
     spec = EnvSpec("pixels", space, spaces.Discrete(4), 1000)
     kept = jax.eval_shape(lambda: ring.empty(spec, 10, 10_000, 1, jnp.int32(0)))
     assert kept.obs.dtype == jnp.uint8
-    least = 10_000 * (84 * 84 * 4 + 13)
+    least = 10_000 * (84 * 84 * 4 + 12)
     assert least < ring.size_in_bytes(kept) < 1.01 * least
 
 

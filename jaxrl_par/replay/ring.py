@@ -69,8 +69,9 @@ class Ring:
     obs: PyTree  # [B, S, ...]
     action: PyTree  # [B, S, ...]
     reward: Array  # [B, S] float32
-    end: Array  # [B, S] uint8, how the step left its episode
-    cut_row: Array | None  # [B, S] int32, the row of a truncated step's successor
+    # How the step left its episode, and if it can be truncated 4 times the row of its
+    # successor in `cut_obs`.
+    end: Array  # [B, S] uint8, or int32
     cut_obs: PyTree  # [B, K, ...]
     cuts: Array  # [B] int32, the next row of `cut_obs`
     position: Array  # [B] int32, the slot of the observation to act on next
@@ -80,6 +81,11 @@ class Ring:
     def slots(self) -> int:
         """S."""
         return self.reward.shape[1]
+
+    @property
+    def max_cuts(self) -> int:
+        """K."""
+        return jax.tree.leaves(self.cut_obs)[0].shape[1]
 
     def rewound(self, fault: Array, before: Ring) -> Ring:
         """As it was `before` the last `add`, where there is a fault () bool.
@@ -134,8 +140,7 @@ def empty(
         obs=room(obs, slots),
         action=room(action, slots),
         reward=jnp.zeros((num_envs, slots)),
-        end=jnp.zeros((num_envs, slots), jnp.uint8),
-        cut_row=jnp.zeros((num_envs, slots), jnp.int32) if rows else None,
+        end=jnp.zeros((num_envs, slots), jnp.int32 if rows else jnp.uint8),
         cut_obs=room(obs, rows),
         # Buffers of their own, as none may be donated twice.
         **{name: jnp.zeros(num_envs, jnp.int32) for name in counters},
@@ -157,61 +162,66 @@ def add(ring: Ring, rollout: Rollout, action: PyTree) -> Ring:
     """
     length = rollout.reward.shape[0]
     start = ring.position[0]
-    slots = (start + jnp.arange(length + 1)) % ring.slots
+    slots = (start + jnp.arange(length)) % ring.slots
+    after = (start + length) % ring.slots
     before = (start - 1) % ring.slots
-    lost = rollout.first[0] & (ring.end[:, before] == GOES_ON)
-    code = jnp.where(rollout.terminated, TERMINATED, 0)
-    code = jnp.where(rollout.truncated, TRUNCATED, code).astype(jnp.uint8)
-    end = ring.end.at[:, before].set(
-        jnp.where(lost, jnp.uint8(BROKEN), ring.end[:, before])
-    )
-    obs = jax.tree.map(
-        lambda x, last: jnp.concatenate([x, last[None]]), rollout.obs, rollout.last_obs
-    )
+    newest = ring.end[:, before]
+    lost = rollout.first[0] & (_how(newest) == GOES_ON)
+    end = jnp.where(rollout.terminated, TERMINATED, GOES_ON)
+    end = jnp.where(rollout.truncated, TRUNCATED, end)
+    cut_obs, cuts = ring.cut_obs, ring.cuts
+    if ring.max_cuts:
+        row, cut_obs, cuts = _keep_cuts(ring, rollout)
+        end += 4 * row
 
     def put(stored: Array, new: Array) -> Array:
-        new = new.swapaxes(0, 1).astype(stored.dtype)
-        return stored.at[:, slots[: new.shape[1]]].set(new)
+        return stored.at[:, slots].set(new.swapaxes(0, 1).astype(stored.dtype))
 
-    ring = dataclasses.replace(
+    def put_obs(stored: Array, new: Array, last: Array) -> Array:
+        # Apart: to write one slot is a copy, to write two is a loop.
+        return put(stored, new).at[:, after].set(last.astype(stored.dtype))
+
+    return dataclasses.replace(
         ring,
-        obs=jax.tree.map(put, ring.obs, obs),
+        obs=jax.tree.map(put_obs, ring.obs, rollout.obs, rollout.last_obs),
         action=jax.tree.map(put, ring.action, action),
         reward=put(ring.reward, rollout.reward),
-        end=put(end, code),
-        position=(ring.position + length) % ring.slots,
+        end=put(ring.end.at[:, before].set(jnp.where(lost, BROKEN, newest)), end),
+        cut_obs=cut_obs,
+        cuts=cuts,
+        position=jnp.full_like(ring.position, after),
         count=jnp.minimum(ring.count + length, ring.slots - 1),
     )
-    return ring if ring.cut_row is None else _keep_cuts(ring, rollout, slots[:-1])
 
 
-def _keep_cuts(ring: Ring, rollout: Rollout, slots: Array) -> Ring:
-    """Put the successors of truncated steps into the next rows of `cut_obs`."""
-    assert ring.cut_row is not None
-    rows = jax.tree.leaves(ring.cut_obs)[0].shape[1]
+def _how(end: Array) -> Array:
+    """Of `Ring.end`: GOES_ON, TERMINATED, TRUNCATED or BROKEN."""
+    return end & 3
+
+
+def _keep_cuts(ring: Ring, rollout: Rollout) -> tuple[Array, PyTree, Array]:
+    """Put the successors of truncated steps into the next rows of `cut_obs`:
+
+    (the row of each step's [T, B], cut_obs, cuts).
+    """
+    rows = ring.max_cuts
     kept = jax.tree.leaves(rollout.cut_obs)[0].shape[0]
     rank = jnp.cumsum(rollout.truncated, 0, dtype=jnp.int32) - 1  # [T, B]
     total = rank[-1] + 1
-    if kept == rank.shape[0]:  # one is kept of every step
-        wanted = rollout.truncated
+    if kept == len(rank):  # one is kept of every step
+        number, wanted = rank, rollout.truncated
     else:
-        rank_of_kept = jnp.broadcast_to(jnp.arange(kept)[:, None], (kept, len(total)))
-        wanted = rank_of_kept < total[None]
-        rank_kept = rank_of_kept
-    source = rank if kept == rank.shape[0] else rank_kept
-    target = jnp.where(wanted, (ring.cuts[None] + source) % rows, rows)
+        number = jnp.broadcast_to(jnp.arange(kept)[:, None], (kept, len(total)))
+        wanted = number < total[None]
+    target = jnp.where(wanted, (ring.cuts[None] + number) % rows, rows)
     env = jnp.arange(len(total))[None]
     row = (ring.cuts[None] + rank) % rows
-    return dataclasses.replace(
-        ring,
-        cut_obs=jax.tree.map(
-            lambda stored, new: stored.at[env, target].set(new, mode="drop"),
-            ring.cut_obs,
-            rollout.cut_obs,
-        ),
-        cut_row=ring.cut_row.at[:, slots].set(row.T),
-        cuts=(ring.cuts + total) % rows,
+    cut_obs = jax.tree.map(
+        lambda stored, new: stored.at[env, target].set(new, mode="drop"),
+        ring.cut_obs,
+        rollout.cut_obs,
     )
+    return row, cut_obs, (ring.cuts + total) % rows
 
 
 def oldest(ring: Ring) -> Array:
@@ -234,19 +244,19 @@ def transitions(
     left = (ring.position[0] - place.slot) % ring.slots  # steps to the newest, and it
     end = flat.end[window]
     reward, taken = returns.n_step(
-        flat.reward[window], (end > GOES_ON) | (steps + 1 >= left[None]), gamma
+        flat.reward[window], (_how(end) > GOES_ON) | (steps + 1 >= left[None]), gamma
     )
     last = taken - 1
     last_end = jnp.take_along_axis(end, last[None], 0)[0]
     slot = (place.slot + last) % ring.slots
-    discount = jnp.where(last_end == TERMINATED, 0.0, jnp.power(gamma, taken))
+    discount = jnp.where(_how(last_end) == TERMINATED, 0.0, jnp.power(gamma, taken))
     return Transitions(
         obs=jax.tree.map(lambda x: x[at + place.slot], flat.obs),
         action=jax.tree.map(lambda x: x[at + place.slot], flat.action),
         reward=reward,
         discount=discount.astype(jnp.float32),
         next_obs=_successor(ring, Place(place.env, slot), last_end),
-        weight=(last_end != BROKEN).astype(jnp.float32),
+        weight=(_how(last_end) != BROKEN).astype(jnp.float32),
     )
 
 
@@ -257,31 +267,32 @@ def sequences(ring: Ring, place: Place, length: int) -> Sequences:
     env = jnp.broadcast_to(place.env[None], slot.shape)
     flat, index = _flat(ring), env * ring.slots + slot
     end = flat.end[index]
-    ended = jnp.cumsum(end > GOES_ON, 0) - (end > GOES_ON)
+    how = _how(end)
+    ended = jnp.cumsum(how > GOES_ON, 0) - (how > GOES_ON)
     return Sequences(
         obs=jax.tree.map(lambda x: x[index], flat.obs),
         action=jax.tree.map(lambda x: x[index], flat.action),
         reward=flat.reward[index],
-        terminated=end == TERMINATED,
-        truncated=end == TRUNCATED,
+        terminated=how == TERMINATED,
+        truncated=how == TRUNCATED,
         next_obs=_successor(ring, Place(env, slot), end),
-        mask=(ended == 0) & (end != BROKEN),
+        mask=(ended == 0) & (how != BROKEN),
     )
 
 
 def _successor(ring: Ring, place: Place, end: Array) -> PyTree:
-    """True successors of the steps at `place`, which ended so (undefined after a
+    """True successors of the steps at `place`, with their `end` (undefined after a
     termination).
     """
     flat, env = _flat(ring), place.env * ring.slots
     follow = jax.tree.map(lambda x: x[env + (place.slot + 1) % ring.slots], flat.obs)
-    if flat.cut_row is None:
+    if not ring.max_cuts:
         return follow
-    row = flat.cut_row[env + place.slot]
+    truncated = _how(end) == TRUNCATED
 
     def choose(follow: Array, cut_obs: Array) -> Array:
-        cut = jnp.reshape(end == TRUNCATED, end.shape + (1,) * (follow.ndim - end.ndim))
-        return jnp.where(cut, cut_obs[place.env, row], follow)
+        cut = jnp.reshape(truncated, end.shape + (1,) * (follow.ndim - end.ndim))
+        return jnp.where(cut, cut_obs[place.env, end // 4], follow)
 
     return jax.tree.map(choose, follow, ring.cut_obs)
 
@@ -289,7 +300,7 @@ def _successor(ring: Ring, place: Place, end: Array) -> PyTree:
 def _flat(ring: Ring) -> Ring:
     """With what is stored of steps as [B * S, ...]: one index, not two."""
     merge = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
-    names = ("obs", "action", "reward", "end", "cut_row")
+    names = ("obs", "action", "reward", "end")
     parts = {name: jax.tree.map(merge, getattr(ring, name)) for name in names}
     return dataclasses.replace(ring, **parts)
 
