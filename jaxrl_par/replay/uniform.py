@@ -47,8 +47,9 @@ def draw(
     number = jax.vmap(
         lambda k: jax.random.randint(k, (num_batches, each), 0, envs * starts)
     )(keys)  # [G, K, each]
-    env = jnp.arange(groups)[:, None, None] * envs + number // starts
-    slot = (oldest(ring) + number % starts) % ring.slots
+    # Divided by a constant: by `starts`, it would be a third of the time of a draw.
+    env = jnp.arange(groups)[:, None, None] * envs + number % envs
+    slot = (oldest(ring) + number // envs) % ring.slots
     return Place(
         *(x.swapaxes(0, 1).reshape(num_batches, groups * each) for x in (env, slot))
     )
