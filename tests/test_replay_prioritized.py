@@ -113,6 +113,27 @@ def test_of_a_leaf_written_twice_the_larger_holds():
     assert tree.levels[-1].tolist() == [[12]]
 
 
+def test_shares_are_those_of_flashbax():
+    flashbax = pytest.importorskip("flashbax")
+    priority = np.random.default_rng(0).exponential(size=49).astype(np.float32)
+    buffer = flashbax.make_prioritised_flat_buffer(64, 2, 32, True, None, 1.0)
+    with jax.numpy_rank_promotion("allow"):
+        state = buffer.init(jnp.float32(0))
+        state = jax.jit(buffer.add)(state, jnp.zeros(50))  # 49 transitions
+        state = jax.jit(buffer.set_priorities)(state, jnp.arange(49), priority)
+        theirs = jax.jit(buffer.sample)(state, jax.random.key(0))
+    ours = draw(tree_of(priority[None]), jax.random.key(0), (1000,))
+    shares = np.full(49, np.nan)
+    shares[np.asarray(ours.leaf)] = ours.probability
+    found = shares[np.asarray(theirs.indices)]
+    assert np.isfinite(found).sum() > 25
+    np.testing.assert_allclose(
+        np.where(np.isnan(found), theirs.probabilities, found),
+        theirs.probabilities,
+        rtol=1e-5,
+    )
+
+
 def test_what_is_new_comes_as_often_as_the_largest():
     """Priorities 5, .1 and .5, and a new one: 5 / 10.6 of the draws."""
     story = stories.tell(9, 1, end=0.0)
