@@ -12,6 +12,9 @@ also their leaves and probabilities. A batch is what is drawn or changed at once
 added at once, by 8 environments: 8 is one step of each. Each engine gets its inputs in
 the layout that it asks for. Without flashbax (`pip install 'jaxrl_par[bench]'`) ours is
 timed alone.
+
+On a shared machine `--cores 1 --cpu-time` is steadier: one core, and only the time that
+this process has it.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ WAYS = ("loop", "call")
 
 def main() -> None:
     args = parse()
+    common.use_cores(args.cores)
     names = list(engines.ENGINES)
     if not importlib.util.find_spec("flashbax"):
         print("flashbax is not installed: ours alone")
@@ -48,6 +52,7 @@ def main() -> None:
     for setting in settings(args):
         times = measure(args, names, setting)
         rows.append(vars(setting) | {"seconds": times, "num_envs": engines.NUM_ENVS})
+        rows[-1] |= {"cpu_time": args.cpu_time}
         rows[-1] |= common.device_about() | common.about()
         print("  ".join(cells(rows[-1])), flush=True)
     common.write_rows(args.out / "replay.jsonl", rows)
@@ -63,6 +68,8 @@ def parse() -> argparse.Namespace:
     add("--batch", type=int, nargs="+", default=[32, 256, 4096])
     add("--rounds", type=int, default=15, help="timings of each cell, in turns")
     add("--seconds", type=float, default=0.02, help="of a timing, about")
+    add("--cores", type=int, default=0, help="0: all")
+    add("--cpu-time", action="store_true", help="of this process, not the clock's")
     args = parser.parse_args()
     if args.small:
         args.items, args.batch = [2000], [32]
@@ -86,11 +93,13 @@ def measure(
 ) -> dict[str, dict[str, list[float]]]:
     """Seconds of one operation, {"loop" or "call": {engine: of each round}}."""
     timers: dict[str, dict[str, Callable[[], float]]] = {way: {} for way in WAYS}
+    clock = time.process_time if args.cpu_time else time.perf_counter
     for name in names:
         store, call = engines.operation(name, setting)
-        timers["loop"][name] = Loop(call, jax.tree.map(jnp.copy, store), args.seconds)
+        own = jax.tree.map(jnp.copy, store)
+        timers["loop"][name] = Loop(call, own, args.seconds, clock)
         writes = setting.operation in engines.WRITES
-        timers["call"][name] = Calls(call, store, writes, args.seconds)
+        timers["call"][name] = Calls(call, store, writes, args.seconds, clock)
     found = {way: {name: [] for name in names} for way in WAYS}
     for turn in range(args.rounds):
         for way in WAYS:
@@ -102,7 +111,7 @@ def measure(
 class Loop:
     """Seconds of an operation in a compiled loop of many."""
 
-    def __init__(self, call: Any, store: Any, seconds: float) -> None:
+    def __init__(self, call: Any, store: Any, seconds: float, clock: Any) -> None:
         def run(store: Any, results: Any, first: Any, times: Any) -> Any:
             def body(i: Any, carry: Any) -> Any:
                 return call(carry[0], first + i)
@@ -113,37 +122,41 @@ class Loop:
         results = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         self._run = jax.jit(run, donate_argnums=(0, 1))
         self._carry, self._made, self._times = (store, results), 0, 1
+        self._clock = clock
         self()
         while (taken := self() * self._times) < seconds / 2:
             self._times *= min(10, max(2, int(seconds / taken)))
 
     def __call__(self) -> float:
-        begin = time.perf_counter()
+        begin = self._clock()
         made = self._run(*self._carry, self._made, self._times)
         self._carry = jax.block_until_ready(made)
         self._made += self._times
-        return (time.perf_counter() - begin) / self._times
+        return (self._clock() - begin) / self._times
 
 
 class Calls:
     """Seconds of an operation called from Python, each waited for."""
 
-    def __init__(self, call: Any, store: Any, writes: bool, seconds: float) -> None:
+    def __init__(
+        self, call: Any, store: Any, writes: bool, seconds: float, clock: Any
+    ) -> None:
         part = 0 if writes else 1  # without the store, which would be copied
         self._run = jax.jit(
             lambda store, i: call(store, i)[part], donate_argnums=(0,) if writes else ()
         )
         self._store, self._writes, self._times = store, writes, 1
+        self._clock = clock
         self()
         self._times = min(200, max(5, int(seconds / self())))
 
     def __call__(self) -> float:
-        begin = time.perf_counter()
+        begin = self._clock()
         for i in range(self._times):
             made = jax.block_until_ready(self._run(self._store, i))
             if self._writes:
                 self._store = made
-        return (time.perf_counter() - begin) / self._times
+        return (self._clock() - begin) / self._times
 
 
 def ratios(seconds: dict[str, list[float]]) -> list[str]:

@@ -51,9 +51,9 @@ class Setting:
         """So many made-up steps [T, B, ...]; `obs` has one more."""
         rng = np.random.default_rng(seed)
         space, shape = KINDS[self.kind][0], (length, NUM_ENVS)
-        obs = rng.random((length + 1, NUM_ENVS, *space.shape), np.float32)
+        obs = rng.integers(0, 256, (length + 1, NUM_ENVS, *space.shape), np.uint8)
         return {
-            "obs": obs > 0.5 if space.dtype == np.bool_ else obs,
+            "obs": obs > 127 if space.dtype == np.bool_ else obs.astype(np.float32),
             "action": rng.integers(0, 3, shape, np.int32),
             "reward": rng.normal(size=shape).astype(np.float32),
             "terminated": rng.random(shape) < 0.01,
@@ -61,8 +61,7 @@ class Setting:
 
     def fill(self) -> list[dict[str, np.ndarray]]:
         """Rollouts that fill a store and begin to overwrite it."""
-        length = self.items // NUM_ENVS // 5
-        return [self.rollout(n, seed) for seed, n in enumerate([length] * 5 + [7])]
+        return 5 * [self.rollout(self.items // NUM_ENVS // 5, 0)] + [self.rollout(7, 1)]
 
     def variety(self, make: Callable[[int], Any]) -> Any:
         """What is made for each seed, [VARIETY, ...]."""

@@ -20,6 +20,7 @@ import common
 import compare_rejax
 import memory
 import ready
+import replay
 import saving
 
 README = common.HERE / "README.md"
@@ -55,6 +56,7 @@ def render(folder: Path) -> dict[str, str]:
         "ready": described(latest(rows("ready")), ready.render),
         "memory": described(latest(rows("memory")), memory.render),
         "saving": described(latest(rows("saving")), saving.render),
+        "replay": described(newest_cells(rows("replay")), replay.render),
         "accelerator": accelerated(folder / "accelerator.json"),
     }
 
@@ -66,6 +68,10 @@ def latest(rows: Rows, *names: str) -> Rows:
         setting = tuple(row[name] for name in names)
         dates[setting] = max(row["date"], dates.get(setting, ""))
     return [row for row in rows if row["date"] == dates[tuple(map(row.get, names))]]
+
+
+def newest_cells(rows: Rows) -> Rows:
+    return latest(rows, "operation", "kind", "items", "batch")
 
 
 def described(rows: Rows, table: Callable[[Rows], str]) -> str:
