@@ -258,10 +258,11 @@ def test_uniform_draws_are_the_same_on_any_number_of_devices():
         np.testing.assert_array_equal(slot, one.slot)
 
 
-def test_uniform_draws_are_uniform():
+@pytest.mark.parametrize("groups", [1, 4])
+def test_uniform_draws_are_uniform(groups):
     story = stories.tell(60, 4, end=0.0)
     kept = stories.stored(story, 40, 3, 17)
-    place = uniform.draw(kept, jax.random.key(0), (1, 1_000_000), 4, ())
+    place = uniform.draw(kept, jax.random.key(0), (1, 1_000_000), groups, ())
     number = np.asarray(place.env) * kept.slots + np.asarray(place.slot)
     counts = np.bincount(number[0], minlength=4 * kept.slots)
     shares = np.full((4, kept.slots), 1 / 40)
