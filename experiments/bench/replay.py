@@ -55,8 +55,8 @@ def main() -> None:
         rows[-1] |= {"cpu_time": args.cpu_time}
         rows[-1] |= common.device_about() | common.about()
         print("  ".join(cells(rows[-1])), flush=True)
-    common.write_rows(args.out / "replay.jsonl", rows)
-    print(f"\n{render(rows)}")
+        common.append_row(args.out / "replay.jsonl", rows[-1])
+    print(f"raw results: {args.out / 'replay.jsonl'}\n\n{render(rows)}")
 
 
 def parse() -> argparse.Namespace:
