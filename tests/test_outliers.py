@@ -103,6 +103,7 @@ def made(reward=None, obs=None, **fields):
         "cut_obs": draw(0, B, 3),
         "initial_carry": (),
         "progress": F(0),
+        "next_progress": F(0),
     }
     return jax.tree.map(jnp.asarray, Rollout(**(usual | fields)))
 

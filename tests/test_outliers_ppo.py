@@ -58,7 +58,7 @@ def collected():
         init_key, key = jax.random.split(key)
         state = step.init_state(SMALL, env, ENVS, init_key)
         state, *_ = step.chunk(SMALL, env, state, jnp.float32(9), jnp.int32(2), 2, ())
-        _, rollout = step.collect(SMALL, env, state, key, jnp.float32(0), ())
+        _, rollout = step.collect(SMALL, env, state, key, (jnp.zeros(()),) * 2, ())
         return state.algorithm, rollout
 
     return collect(jax.random.key(0))

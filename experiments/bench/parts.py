@@ -105,7 +105,8 @@ def make_parts(algorithm: jp.PPO, env: jp.BatchedEnv, num_envs: int) -> list[Par
         return step.train_step(algorithm, env, state, jnp.float32(1e6), ())
 
     def rollout(state: jp.TrainState, key: Any) -> Any:
-        new, collected = step.collect(algorithm, env, state, key, jnp.float32(0), ())
+        share = jnp.float32(0), jnp.float32(0)
+        new, collected = step.collect(algorithm, env, state, key, share, ())
         return collected, new.env, new.first
 
     def update(inputs: Any, key: Any) -> Any:
