@@ -33,7 +33,7 @@ def rollouts(env, length, num_envs, number=1, **batching):
 
     def one(state, key):
         state, rollout = step.collect(
-            algorithm, batched, state, key, jnp.float32(0), ()
+            algorithm, batched, state, key, (jnp.float32(0),) * 2, ()
         )
         data = {name: getattr(rollout, name) for name in toys.RECORDED}
         data["next_obs"] = rollout.next_obs()
