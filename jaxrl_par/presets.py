@@ -93,7 +93,7 @@ _PQN_MINATAR = PQN(
 )
 
 _OWN_DQN = "tuned here over five seeds"
-_TRIED = "tried here for 500,000 steps"
+_UNTUNED = "a starting point: not tuned here"
 
 _DQN_CARTPOLE = {
     "network": Body(hidden=(64, 64)),
@@ -213,7 +213,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ),
     **{
         (name, f"{game}-MinAtar"): Preset(
-            make(**_DQN_MINATAR), {"num_envs": 64, "total_steps": 5_000_000}, _TRIED
+            make(**_DQN_MINATAR), {"num_envs": 64, "total_steps": 5_000_000}, _UNTUNED
         )
         for name, make in (("dqn", DQN), ("rainbow", rainbow))
         for game in ("Asterix", "Breakout")
