@@ -90,6 +90,8 @@ def read_metrics(path: Path) -> Columns:
     """The columns [updates] of a metrics file; NaN where a row lacks a value."""
     rows = files.read_rows(path, ("update", "env_steps", "episode_count"))
     names = dict.fromkeys(name for row in rows for name in row)
+    if rows:  # columns there are though no episode ended
+        names |= dict.fromkeys(("episode_return", "episode_length"))
     columns = {name: [row.get(name) for row in rows] for name in names}
     return {name: _parse(path, name, column) for name, column in columns.items()}
 
