@@ -199,12 +199,20 @@ def learned(algorithm, env, updates):
 
 def test_the_best_actions_are_learned_in_their_units():
     """And kept as units, and the temperature falls to keep the entropy at -2."""
-    run = learned(dataclasses.replace(LEARNER, num_critics=3), actors.Sides(), 250)
+    algorithm = dataclasses.replace(LEARNER, num_critics=3)
+    run = learned(algorithm, actors.Sides(), 250)
     obs = np.array([[-1.0], [1.0]])
     np.testing.assert_allclose(run.policy(obs), actors.best(obs), atol=0.3)
     replay = run.state.algorithm.replay
     assert np.abs(replay.action).max() <= 1 and replay.reward.min() > -9
     assert run.metrics["temperature_sum"][-1] < 8 * 0.05
+
+
+def test_target_critics_follow_each_gradient_step():
+    """With tau 1 they are the critics."""
+    algorithm = dataclasses.replace(LEARNER, num_critics=3, tau=1.0)
+    learner = toys.trained(algorithm, actors.Sides(), 10, ENVS)[0].algorithm.learner
+    toys.assert_equal(learner.target_critics, learner.params.critics)
 
 
 def test_masked_actions_are_never_taken_nor_counted():
@@ -218,12 +226,14 @@ def test_masked_actions_are_never_taken_nor_counted():
     np.testing.assert_array_equal(run.policy(obs), best)
     replay = run.state.algorithm.replay
     assert replay.reward.min() >= 0 and set(np.unique(replay.action)) == {0, 1, 2, 3}
-    wanted = (
-        SAC()
-        ._policy(MaskedAction().spec)
-        .target_entropy(jax.tree.map(jnp.asarray, obs))
-    )
+    obs, params = jax.tree.map(jnp.asarray, obs), run.params
+    policy = SAC(LEARNER.network)._policy(MaskedAction().spec)
+    wanted = policy.target_entropy(obs)
     np.testing.assert_allclose(wanted, 0.5 * np.log(bits.sum(-1)), rtol=1e-6)
+    value, entropy = policy.evaluate(params.actor, params.critics, obs, None)
+    assert (entropy <= np.log(bits.sum(-1)) + 1e-6).all() and entropy[0] == 0
+    only = policy.values(params.critics, obs, jnp.zeros(8, jnp.int32)).min(0)[0]
+    np.testing.assert_allclose(value[0], only, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "devices"), [(SAC, (1, 2, 4, 8)), (TD3, (1, 8))])

@@ -101,11 +101,13 @@ def test_ddpg_is_td3_without_its_tricks():
 
 @pytest.mark.parametrize("kind", [TD3, DDPG])
 def test_the_best_actions_are_learned_in_their_units(kind):
-    algorithm = kind(**actors.SMALL, exploration_noise=0.3)
+    """Seeds 0 to 4 miss by a tenth of the ranges at most; the middle by 0.3."""
+    algorithm = kind(**actors.SMALL, exploration_noise=0.3, tau=0.02)
     state, metrics = toys.trained(algorithm, actors.Sides(), 250, ENVS)
     run = Run(algorithm, actors.Sides(), {}, state, metrics)
     obs = np.array([[-1.0], [1.0]])
-    np.testing.assert_allclose(run.policy(obs), actors.best(obs), atol=0.3)
+    miss = np.asarray(run.policy(obs) - actors.best(obs)) / (actors.HIGH - actors.LOW)
+    assert np.abs(miss).max() < 0.2
     replay = state.algorithm.replay
     assert np.abs(replay.action).max() <= 1 and replay.reward.min() > -9
 
