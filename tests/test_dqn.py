@@ -13,12 +13,14 @@ import stories
 import toys
 
 import jaxrl_par as jp
+from jaxrl_par import spaces
 from jaxrl_par.algorithms import dqn
 from jaxrl_par.envs.probes import MaskedAction
 from jaxrl_par.networks import base
 from jaxrl_par.networks.body import Body
 from jaxrl_par.train.config import TrainConfig
 from jaxrl_par.train.loop import Trainer
+from jaxrl_par.types import EnvSpec, StepResult, pytree
 
 SMALL = jp.DQN(
     network=Body((8,)), capacity=64, batch_size=8, learning_starts=16, train_every=4
@@ -223,9 +225,46 @@ def test_the_replay_is_never_copied(prioritized, on_nonfinite):
     trainer.compile()
     memory = trainer.executable.call.memory_analysis()
     size = dqn.ring.size_in_bytes(trainer.state.algorithm.replay)
-    assert size > 400_000 * 29
+    assert size > 400_000 * 28  # obs 16, action, reward and end 4 each
     assert memory.temp_size_in_bytes < size / 20
     assert memory.alias_size_in_bytes > size  # the state is updated in place
+
+
+@pytree
+class Sick:
+    """Observation: [tag of the episode, its step]. Step 5 of some pays NaN."""
+
+    spec = EnvSpec("sick", spaces.Box(0.0, np.inf, (2,)), spaces.Discrete(3), 50)
+
+    def reset(self, key):
+        obs = jnp.stack([jax.random.uniform(key), 0.0])
+        return obs, obs
+
+    def step(self, key, state, action):
+        obs = state + jnp.array([0.0, 1.0])
+        faulty = (state[1] == 5) & (state[0] < 0.2)
+        reward = jnp.where(faulty, jnp.nan, 1.0)
+        return obs, StepResult(obs, reward, jax.random.bernoulli(key, 0.05))
+
+
+@pytest.mark.filterwarnings("ignore:update .* it was skipped")
+def test_a_skipped_update_leaves_no_transition_across_it():
+    """Environments that were well are steps further then: also theirs are cut."""
+    algorithm = dataclasses.replace(SMALL, capacity=320, rollout_length=2)
+    run = jp.train(
+        *(algorithm, Sick()),
+        num_envs=8,
+        total_steps=8 * 2 * 40,
+        eval_episodes=0,
+        on_nonfinite="skip",
+    )
+    assert 3 < run.metrics["skipped"].sum() < 20
+    replay = run.state.algorithm.replay
+    found = dqn.ring.transitions(replay, stories.places(replay)[1], 1, 0.9)
+    step = np.asarray(found.next_obs - found.obs)
+    known = (np.asarray(found.discount) > 0) & (np.asarray(found.weight) > 0)
+    np.testing.assert_allclose(step[known], [[0, 1]] * known.sum(), atol=1e-6)
+    assert known.mean() > 0.7
 
 
 def test_bad_settings_are_refused():

@@ -74,6 +74,8 @@ class Ring:
     end: Array  # [B, S] uint8, or int32
     cut_obs: PyTree  # [B, K, ...]
     cuts: Array  # [B] int32, the next row of `cut_obs`
+    # Also in slot `position`; to read it there, before it is written, is to copy all.
+    last_obs: PyTree  # [B, ...] to act on next
     position: Array  # [B] int32, the slot of the observation to act on next
     count: Array  # [B] int32, transitions that are stored
 
@@ -94,10 +96,11 @@ class Ring:
         the next rollout, of the same length, is written over it.
         """
 
-        def back(name: str) -> Array:
-            return jnp.where(fault, getattr(before, name), getattr(self, name))
+        def back(name: str) -> PyTree:
+            trees = getattr(before, name), getattr(self, name)
+            return jax.tree.map(lambda old, new: jnp.where(fault, old, new), *trees)
 
-        names = ("cuts", "position", "count")
+        names = ("cuts", "last_obs", "position", "count")
         return dataclasses.replace(self, **{name: back(name) for name in names})
 
 
@@ -128,6 +131,11 @@ def empty(
     """
     slots = slots_of(capacity, num_envs, rollout_length)
     rows = _most_cuts(spec, slots + rollout_length)
+    if rows >= 2**29:  # `end` holds four times their number
+        raise ValueError(
+            f"capacity {capacity} must be less than {num_envs * 2**29:,} here: every "
+            f"step of {spec.name} may be truncated"
+        )
 
     def room(example: PyTree, count: int) -> PyTree:
         return jax.tree.map(
@@ -142,6 +150,7 @@ def empty(
         reward=jnp.zeros((num_envs, slots)),
         end=jnp.zeros((num_envs, slots), jnp.int32 if rows else jnp.uint8),
         cut_obs=room(obs, rows),
+        last_obs=jax.tree.map(lambda x: x[:, 0], room(obs, 1)),
         # Buffers of their own, as none may be donated twice.
         **{name: jnp.zeros(num_envs, jnp.int32) for name in counters},
     )
@@ -157,8 +166,9 @@ def _most_cuts(spec: EnvSpec, steps: int) -> int:
 def add(ring: Ring, rollout: Rollout, action: PyTree) -> Ring:
     """Store the T steps of a rollout over the oldest ones.
 
-    `action` [T, B, ...] as it is to be stored. Where an environment was started anew
-    after a fault, nothing is learned of the step that led there.
+    `action` [T, B, ...] as it is to be stored. Where the rollout does not begin where
+    the last one that was stored ended, as after an update that was skipped, nothing is
+    learned of the step that would lead there.
     """
     length = rollout.reward.shape[0]
     start = ring.position[0]
@@ -166,7 +176,7 @@ def add(ring: Ring, rollout: Rollout, action: PyTree) -> Ring:
     after = (start + length) % ring.slots
     before = (start - 1) % ring.slots
     newest = ring.end[:, before]
-    lost = rollout.first[0] & (_how(newest) == GOES_ON)
+    lost = ~_goes_on(ring, rollout) & (_how(newest) == GOES_ON)
     end = jnp.where(rollout.terminated, TERMINATED, GOES_ON)
     end = jnp.where(rollout.truncated, TRUNCATED, end)
     cut_obs, cuts = ring.cut_obs, ring.cuts
@@ -189,9 +199,21 @@ def add(ring: Ring, rollout: Rollout, action: PyTree) -> Ring:
         end=put(ring.end.at[:, before].set(jnp.where(lost, BROKEN, newest)), end),
         cut_obs=cut_obs,
         cuts=cuts,
+        last_obs=jax.tree.map(
+            lambda old, new: new.astype(old.dtype), ring.last_obs, rollout.last_obs
+        ),
         position=jnp.full_like(ring.position, after),
         count=jnp.minimum(ring.count + length, ring.slots - 1),
     )
+
+
+def _goes_on(ring: Ring, rollout: Rollout) -> Array:
+    """Whether a rollout begins where the last one ended, [B] bool."""
+    goes_on = ~rollout.first[0]
+    pairs = zip(*map(jax.tree.leaves, (ring.last_obs, rollout.obs)), strict=True)
+    for stored, new in pairs:
+        goes_on &= (stored == new[0]).reshape(len(goes_on), -1).all(-1)
+    return goes_on
 
 
 def _how(end: Array) -> Array:
