@@ -76,15 +76,18 @@ def _log_softmax(logits: Array) -> Array:
     return shifted - jnp.log(jnp.exp(shifted).sum(-1, keepdims=True))
 
 
-def _index_like(x: Array) -> Array:
-    """0, 1, ... along the last axis of x, int32, of x's rank."""
-    return jax.lax.broadcast_to_rank(jnp.arange(x.shape[-1], dtype=jnp.int32), x.ndim)
+def _numbers(x: Array, axis: int) -> Array:
+    """0, 1, ... along an axis, int32 of the shape of x."""
+    return jax.lax.broadcasted_iota(jnp.int32, x.shape, axis % x.ndim)
 
 
-def _pick(values: Array, index: Array) -> Array:
-    """values[..., index[...]] as a masked sum: no gather, so cheap to derive."""
-    chosen = index[..., None] == _index_like(values)
-    return jnp.where(chosen, values, 0.0).sum(-1)
+def pick(values: Array, index: Array, axis: int = -1) -> Array:
+    """The entry at `index` along one axis of `values`; `index` has all the others.
+
+    As a masked sum: its gradient needs no scatter.
+    """
+    chosen = jnp.expand_dims(index, axis) == _numbers(values, axis)
+    return jnp.where(chosen, values, 0.0).sum(axis)
 
 
 def _inverse_cdf(logits: Array, uniform: Array) -> Array:
@@ -109,7 +112,7 @@ def _inverse_cdf(logits: Array, uniform: Array) -> Array:
     cumulative = jnp.cumsum(weight, -1)
     threshold = uniform[..., None] * cumulative[..., -1:]
     begun = (weight > 0) & (cumulative - weight <= threshold)
-    return jnp.where(begun, _index_like(weight), 0).max(-1)
+    return jnp.where(begun, _numbers(weight, -1), 0).max(-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +136,7 @@ class Categorical:
         return jnp.argmax(outputs, -1).astype(jnp.int32)
 
     def log_prob(self, outputs: Array, sample: Array) -> Array:
-        return _pick(_log_softmax(outputs), sample)
+        return pick(_log_softmax(outputs), sample)
 
     def entropy(self, outputs: Array) -> Array:
         log_probs = _log_softmax(outputs)
@@ -172,7 +175,7 @@ class MultiCategorical:
 
     def log_prob(self, outputs: Array, sample: Array) -> Array:
         parts = enumerate(self._logits(outputs))
-        log_probs = [_pick(_log_softmax(x), sample[..., i]) for i, x in parts]
+        log_probs = [pick(_log_softmax(x), sample[..., i]) for i, x in parts]
         return jnp.stack(log_probs).sum(0)
 
     def entropy(self, outputs: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What off-policy actor-critics share: replay, exploration, the critics' loss.
+"""What off-policy actor-critics share: actions, exploration, the critics' loss.
 
 Actions are learned of as *units*: [N, D] in [-1, 1], which `to_action` scales to the
 bounds of the environment's box.
@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_par import checks, collectives, distributions, spaces
-from jaxrl_par.algorithms import counting, off_policy
+from jaxrl_par.algorithms import off_policy
 from jaxrl_par.networks import critic
-from jaxrl_par.replay import ring, uniform
-from jaxrl_par.types import Array, Axes, EnvSpec, Key, PyTree, Rollout
+from jaxrl_par.types import Array, Axes, EnvSpec, Key
 
 
 def bounded_box(spec: EnvSpec) -> spaces.Box:
@@ -38,8 +37,7 @@ def check(algorithm: Any, spec: EnvSpec, num_envs: int, rates: tuple[str, ...]) 
 
     `rates` are names of fields that must be one number.
     """
-    off_policy.check_sizes(algorithm)
-    checks.positive_int("n_step", algorithm.n_step)
+    off_policy.check_sizes(algorithm, num_envs)
     for name in rates:
         checks.scalar(name, getattr(algorithm, name))
     for name in ("gamma", "tau", "noise_correlation"):
@@ -49,40 +47,7 @@ def check(algorithm: Any, spec: EnvSpec, num_envs: int, rates: tuple[str, ...]) 
     for name in (name for name in rates if name.endswith("learning_rate")):
         if name == "learning_rate" or getattr(algorithm, name) is not None:
             checks.positive(name, getattr(algorithm, name))
-    ring.slots_of(algorithm.capacity, num_envs, algorithm.rollout_length)
     critic.check(algorithm.network, spec)
-
-
-def max_devices(algorithm: Any, num_envs: int) -> int:
-    """The number of strata: the number of devices must divide it."""
-    return uniform.count_groups(num_envs, algorithm.batch_size, algorithm.num_groups)
-
-
-def remember(
-    algorithm: Any, state: Any, rollout: Rollout, action: PyTree, axes: Axes
-) -> tuple[ring.Ring, off_policy.Clock, Array]:
-    """Store a rollout with its actions [T, B, ...]: (replay, clock, steps due)."""
-    steps = counting.steps_of(rollout, axes)
-    clock, due = off_policy.tick(
-        state.clock, steps, algorithm.learning_starts, algorithm.train_every
-    )
-    return ring.add(state.replay, rollout, action), clock, due
-
-
-def most_steps(algorithm: Any, rollout: Rollout, axes: Axes) -> int:
-    """K, the most gradient steps of an update."""
-    steps = counting.steps_of(rollout, axes)
-    return counting.most_crossings(steps, algorithm.train_every)
-
-
-def draw(
-    algorithm: Any, replay: ring.Ring, key: Key, count: int, axes: Axes
-) -> ring.Transitions:
-    """This device's share of `count` minibatches, [K, M, ...]."""
-    groups = max_devices(algorithm, replay.count.shape[0] * collectives.size(axes))
-    shape = (count, algorithm.batch_size)
-    place = uniform.draw(replay, key, shape, groups, axes)
-    return ring.transitions(replay, place, algorithm.n_step, algorithm.gamma)
 
 
 def normal(key: Key, shape: tuple[int, ...], axes: Axes) -> Array:

@@ -18,9 +18,10 @@ from jaxrl_par.algorithms import (
     optimizers,
     q_heads,
 )
+from jaxrl_par.distributions import pick
 from jaxrl_par.networks import base, inputs, q_network
 from jaxrl_par.networks.body import Body
-from jaxrl_par.replay import prioritized, ring, uniform
+from jaxrl_par.replay import prioritized, ring
 from jaxrl_par.types import Array, Axes, EnvSpec, Key, PyTree, Rollout, pytree, static
 
 
@@ -126,9 +127,8 @@ class DQN:
 
     def validate(self, spec: EnvSpec, num_envs: int) -> None:
         """Raise ValueError for sizes or spaces that DQN cannot train on."""
-        off_policy.check_sizes(self)
-        for name in ("target_every", "n_step"):
-            checks.positive_int(name, getattr(self, name))
+        off_policy.check_sizes(self, num_envs)
+        checks.positive_int("target_every", self.target_every)
         for name in ("anneal", "double", "dueling", "noisy", "prioritized"):
             checks.boolean(name, getattr(self, name))
         for name in _RATES:
@@ -140,14 +140,13 @@ class DQN:
         if self.max_grad_norm is not None:
             checks.positive("max_grad_norm", self.max_grad_norm)
         q_heads.check(*self._head_settings)
-        ring.slots_of(self.capacity, num_envs, self.rollout_length)
         q_network.check(
             self.network, spec, self._head().atoms, self.dueling, self.noisy
         )
 
     def max_devices(self, num_envs: int) -> int:
         """The number of strata: the number of devices must divide it."""
-        return uniform.count_groups(num_envs, self.batch_size, self.num_groups)
+        return off_policy.max_devices(self, num_envs)
 
     def init(self, key: Key, spec: EnvSpec, num_envs: int) -> DQNState:
         """Parameters, and an empty replay."""
@@ -207,12 +206,8 @@ class DQN:
         self, state: DQNState, rollout: Rollout, key: Key, axes: Axes
     ) -> tuple[DQNState, dict[str, Array]]:
         """Store a rollout, and take the gradient steps that are due."""
-        steps = counting.steps_of(rollout, axes)
-        clock, due = off_policy.tick(
-            state.clock, steps, self.learning_starts, self.train_every
-        )
         index = rollout.action - q_network.actions(state.spec).start
-        replay = ring.add(state.replay, rollout, index)
+        replay, clock, due = off_policy.remember(self, state, rollout, index, axes)
         state = dataclasses.replace(state, replay=replay, clock=clock)
         if self.prioritized:
             tree = prioritized.refresh(
@@ -221,7 +216,7 @@ class DQN:
             state = dataclasses.replace(state, tree=tree)
         # A split costs as much as a draw.
         draw_key, noise_key = jax.random.split(key) if self.noisy else (key, None)
-        count = counting.most_crossings(steps, self.train_every)
+        count = off_policy.most_steps(self, rollout, axes)
         steps_of_all, leaf = self._sample(
             state, draw_key, count, rollout.progress, axes
         )
@@ -241,7 +236,7 @@ class DQN:
         state = dataclasses.replace(
             state, learner=learner, epsilon=self._epsilon(rollout.next_progress)
         )
-        state, moves = self._move_target(state, steps)
+        state, moves = self._move_target(state, counting.steps_of(rollout, axes))
         return state, metrics | {
             "epsilon": self._epsilon(rollout.progress),
             "learning_rate": jnp.float32(learning_rate),
@@ -254,16 +249,7 @@ class DQN:
     ) -> tuple[ring.Transitions, Array | None]:
         """This device's share of `count` minibatches [K, M], and all their leaves."""
         if not self.prioritized:
-            groups = state.replay.count.shape[0] * collectives.size(axes)
-            place = uniform.draw(
-                state.replay,
-                key,
-                (count, self.batch_size),
-                self.max_devices(groups),
-                axes,
-            )
-            found = ring.transitions(state.replay, place, self.n_step, self.gamma)
-            return found, None
+            return off_policy.draw(self, state.replay, key, count, axes), None
         shape = (count, self.batch_size)
         draws = prioritized.draw(state.tree, key, shape, axes)
         found = prioritized.fetch(
@@ -320,7 +306,7 @@ class DQN:
         if self.double:
             chooser = self._network(spec).apply(params, obs, batch.noise)
         action = q_network.greedy(self._head().values(chooser), mask)
-        return _of_action(batch.next_outputs, action)
+        return pick(batch.next_outputs, action[:, None], axis=1)
 
     def _loss(
         self, spec: EnvSpec, params: PyTree, batch_and_target: tuple[Batch, Array]
@@ -329,7 +315,7 @@ class DQN:
         (batch, target), head = batch_and_target, self._head()
         _, obs = inputs.split_mask(batch.steps.obs)
         outputs = self._network(spec).apply(params, obs, batch.noise)
-        outputs = _of_action(outputs, batch.steps.action)
+        outputs = pick(outputs, batch.steps.action[:, None], axis=1)
         each, priority = head.loss(
             outputs, target, batch.steps.reward, batch.steps.discount
         )
@@ -388,12 +374,3 @@ class DQN:
 
     def _optimizer(self) -> optax.GradientTransformation:
         return optimizers.adam(self.adam_eps, self.max_grad_norm)
-
-
-def _of_action(outputs: Array, action: Array) -> Array:
-    """Outputs [N, atoms] of one action [N] each, of [N, actions, atoms].
-
-    As a masked sum: its gradient needs no scatter.
-    """
-    chosen = jnp.arange(outputs.shape[1])[None] == action[:, None]
-    return jnp.where(chosen[:, :, None], outputs, 0.0).sum(1)

@@ -10,8 +10,13 @@ import jax.numpy as jnp
 
 from jaxrl_par import checks, collectives
 from jaxrl_par.algorithms import counting
-from jaxrl_par.replay import ring
-from jaxrl_par.types import Array, Axes, PyTree, pytree
+from jaxrl_par.replay import ring, uniform
+from jaxrl_par.types import Array, Axes, Key, PyTree, Rollout, pytree
+
+_SIZES = (
+    *("rollout_length", "capacity", "batch_size", "num_groups"),
+    *("n_step", "learning_starts", "train_every"),
+)
 
 # step(learner, batch) -> (learner, metrics of scalars, something of each sample)
 Step = Callable[[Any, PyTree], tuple[Any, dict[str, Array], PyTree]]
@@ -41,6 +46,38 @@ def tick(
     made = counting.up_to(clock.steps, steps, learning_starts)
     due, since = counting.crossings(clock.since_step, steps, train_every)
     return Clock(made, since), jnp.where(made >= learning_starts, due, 0)
+
+
+def max_devices(algorithm: Any, num_envs: int) -> int:
+    """The number of strata: the number of devices must divide it."""
+    return uniform.count_groups(num_envs, algorithm.batch_size, algorithm.num_groups)
+
+
+def remember(
+    algorithm: Any, state: Any, rollout: Rollout, action: PyTree, axes: Axes
+) -> tuple[ring.Ring, Clock, Array]:
+    """Store a rollout with its actions [T, B, ...]: (replay, clock, steps due)."""
+    steps = counting.steps_of(rollout, axes)
+    clock, due = tick(
+        state.clock, steps, algorithm.learning_starts, algorithm.train_every
+    )
+    return ring.add(state.replay, rollout, action), clock, due
+
+
+def most_steps(algorithm: Any, rollout: Rollout, axes: Axes) -> int:
+    """K, the most gradient steps of an update."""
+    steps = counting.steps_of(rollout, axes)
+    return counting.most_crossings(steps, algorithm.train_every)
+
+
+def draw(
+    algorithm: Any, replay: ring.Ring, key: Key, count: int, axes: Axes
+) -> ring.Transitions:
+    """This device's share of `count` minibatches, [K, M, ...]."""
+    groups = max_devices(algorithm, replay.count.shape[0] * collectives.size(axes))
+    shape = (count, algorithm.batch_size)
+    place = uniform.draw(replay, key, shape, groups, axes)
+    return ring.transitions(replay, place, algorithm.n_step, algorithm.gamma)
 
 
 def learn(
@@ -91,9 +128,8 @@ def replay_size(replay: ring.Ring, axes: Axes) -> dict[str, Array]:
     return {"replay_size": stored(replay, axes)}
 
 
-def check_sizes(algorithm: Any) -> None:
+def check_sizes(algorithm: Any, num_envs: int) -> None:
     """Raise ValueError for sizes that every algorithm with a replay has."""
-    for name in ("rollout_length", "capacity", "batch_size", "num_groups"):
+    for name in _SIZES:
         checks.positive_int(name, getattr(algorithm, name))
-    for name in ("learning_starts", "train_every"):
-        checks.positive_int(name, getattr(algorithm, name))
+    ring.slots_of(algorithm.capacity, num_envs, algorithm.rollout_length)

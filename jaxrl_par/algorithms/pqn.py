@@ -12,6 +12,7 @@ import optax
 
 from jaxrl_par import checks, collectives, minibatches
 from jaxrl_par.algorithms import counting, epsilon_greedy, optimizers
+from jaxrl_par.distributions import pick
 from jaxrl_par.networks import base, inputs, q_network
 from jaxrl_par.networks.body import Body
 from jaxrl_par.returns import lambda_returns
@@ -119,7 +120,7 @@ class PQN:
         """Epsilon-greedy actions [B] int32, or the best if `greedy`."""
         mask, obs = inputs.split_mask(obs)
         values = self._values(state.spec, state.params, obs)
-        first = _first_action(state.spec)
+        first = q_network.actions(state.spec).start
         if greedy:
             return carry, first + q_network.greedy(values, mask), {}
         index = epsilon_greedy.act(values, mask, noise, state.epsilon)
@@ -135,7 +136,7 @@ class PQN:
         ends = rollout.terminated, rollout.truncated
         batch = Batch(
             obs=inputs.split_mask(rollout.obs)[1],
-            index=rollout.action - _first_action(state.spec),
+            index=rollout.action - q_network.actions(state.spec).start,
             target=lambda_returns(
                 rollout.reward, next_value, *ends, self.gamma, self.lambda_
             ),
@@ -185,7 +186,7 @@ class PQN:
     ) -> tuple[Array, dict[str, Array]]:
         """Half the mean squared error of the taken actions' values."""
         values = self._values(spec, params, batch.obs)
-        value = jnp.take_along_axis(values, batch.index[:, None], -1)[:, 0]
+        value = pick(values, batch.index)
         loss = 0.5 * jnp.square(value - batch.target).mean()
         return loss, {"loss": loss, "q_value": value.mean()}
 
@@ -204,11 +205,6 @@ class PQN:
 
     def _optimizer(self) -> optax.GradientTransformation:
         return optimizers.adam(self.adam_eps, self.max_grad_norm)
-
-
-def _first_action(spec: EnvSpec) -> int:
-    space: Any = spec.action_space  # Discrete, as was checked
-    return space.start
 
 
 def _best(values: Array, mask: Array | None) -> Array:

@@ -132,7 +132,7 @@ class SAC:
 
     def max_devices(self, num_envs: int) -> int:
         """The number of strata: the number of devices must divide it."""
-        return actor_critic.max_devices(self, num_envs)
+        return off_policy.max_devices(self, num_envs)
 
     def init(self, key: Key, spec: EnvSpec, num_envs: int) -> SACState:
         """Parameters, and an empty replay."""
@@ -188,11 +188,11 @@ class SAC:
     ) -> tuple[SACState, dict[str, Array]]:
         """Store a rollout, and take the gradient steps that are due."""
         stored = rollout.extras["stored"]
-        replay, clock, due = actor_critic.remember(self, state, rollout, stored, axes)
+        replay, clock, due = off_policy.remember(self, state, rollout, stored, axes)
         draw_key, noise_key = jax.random.split(key)
-        count = actor_critic.most_steps(self, rollout, axes)
+        count = off_policy.most_steps(self, rollout, axes)
         batch = Batch(
-            steps=actor_critic.draw(self, replay, draw_key, count, axes),
+            steps=off_policy.draw(self, replay, draw_key, count, axes),
             noise=self._learning_noise(state.spec, noise_key, count, axes),
         )
         learner, metrics, _ = off_policy.learn(

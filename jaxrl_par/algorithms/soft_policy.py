@@ -177,8 +177,7 @@ class Choice:
 
     def values(self, critics: PyTree, obs: PyTree, action: Array) -> Array:
         found = self.networks[1].apply(critics, obs, None)
-        chosen = jnp.arange(self.law.n)[None] == action[:, None]
-        return jnp.where(chosen[None], found, 0.0).sum(-1)
+        return distributions.pick(found, action[None])
 
     def target_entropy(self, obs: PyTree) -> Array | float:
         mask = inputs.split_mask(obs)[0]

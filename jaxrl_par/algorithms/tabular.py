@@ -37,6 +37,7 @@ import jax.numpy as jnp
 
 from jaxrl_par import checks, collectives
 from jaxrl_par.algorithms import counting, epsilon_greedy
+from jaxrl_par.networks.q_network import actions
 from jaxrl_par.networks.q_network import greedy as best
 from jaxrl_par.spaces import Discrete, MultiDiscrete
 from jaxrl_par.types import Array, Axes, EnvSpec, Rollout, pytree, static
@@ -113,14 +114,14 @@ def act(state: TabularState, obs: Array, noise: Any, greedy: bool) -> Array:
         index = best(values, None)
     else:
         index = epsilon_greedy.act(values, None, noise, state.epsilon)
-    return index + _action_space(state.spec).start
+    return index + actions(state.spec).start
 
 
 def transitions(spec: EnvSpec, rollout: Rollout) -> Transitions:
     """The rollout's, [T, B]."""
     return Transitions(
         state=rows(spec, rollout.obs),
-        action=rollout.action - _action_space(spec).start,
+        action=rollout.action - actions(spec).start,
         reward=rollout.reward,
         successor=rows(spec, rollout.next_obs()),
         terminated=rollout.terminated,
@@ -190,14 +191,8 @@ def _obs_space(spec: EnvSpec) -> Discrete | MultiDiscrete:
     return spec.obs_space
 
 
-def _action_space(spec: EnvSpec) -> Discrete:
-    if not isinstance(spec.action_space, Discrete):
-        raise ValueError(f"action space {spec.action_space} must be Discrete")
-    return spec.action_space
-
-
 def _shape(spec: EnvSpec) -> tuple[int, int]:
     """Rows and columns of the table."""
     space = _obs_space(spec)
     states = space.n if isinstance(space, Discrete) else math.prod(space.nvec)
-    return states, _action_space(spec).n
+    return states, actions(spec).n

@@ -120,7 +120,7 @@ class TD3:
 
     def max_devices(self, num_envs: int) -> int:
         """The number of strata: the number of devices must divide it."""
-        return actor_critic.max_devices(self, num_envs)
+        return off_policy.max_devices(self, num_envs)
 
     def init(self, key: Key, spec: EnvSpec, num_envs: int) -> TD3State:
         """Parameters, and an empty replay."""
@@ -178,12 +178,12 @@ class TD3:
     ) -> tuple[TD3State, dict[str, Array]]:
         """Store a rollout, and take the gradient steps that are due."""
         unit = rollout.extras["unit"]
-        replay, clock, due = actor_critic.remember(self, state, rollout, unit, axes)
+        replay, clock, due = off_policy.remember(self, state, rollout, unit, axes)
         draw_key, noise_key = jax.random.split(key)
-        count = actor_critic.most_steps(self, rollout, axes)
+        count = off_policy.most_steps(self, rollout, axes)
         shape = (count, self.batch_size, unit.shape[-1])
         batch = Batch(
-            steps=actor_critic.draw(self, replay, draw_key, count, axes),
+            steps=off_policy.draw(self, replay, draw_key, count, axes),
             noise=actor_critic.normal(noise_key, shape, axes),
         )
         learner, metrics, _ = off_policy.learn(
