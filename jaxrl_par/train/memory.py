@@ -11,6 +11,15 @@ import jax.numpy as jnp
 
 from jaxrl_par.types import PyTree
 
+# Of versions 2 and 1: limit, use, and where in which file the use by a cache of files.
+_GROUPS = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        *("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+        *("memory/memory.stat", "total_inactive_file"),
+    ),
+)
+
 
 def check_memory(shapes: PyTree) -> None:
     """Raise ValueError if arrays of these shapes, with their places, cannot fit.
@@ -48,21 +57,24 @@ def free_bytes(device: Any) -> int | None:
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
 
 
-def _free_on_host() -> int | None:
+def _free_on_host(system: Path = Path("/")) -> int | None:
     """What the system could give, and the control group would let us have."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = (system / "proc/meminfo").read_text().splitlines()
     except OSError:
         return None
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
     free = int(fields["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # none, or "max"
-        return free
-    return min(free, max(limit - used, 0))
+    for names in _GROUPS:
+        limit, used, stat = (system / "sys/fs/cgroup" / name for name in names[:3])
+        try:
+            left = int(limit.read_text()) - int(used.read_text())
+            words = stat.read_text().split()
+            left += int(words[words.index(names[3]) + 1])  # given back when needed
+        except (OSError, ValueError):  # no such group, or no limit
+            continue
+        free = min(free, max(left, 0))
+    return free
 
 
 def _bytes_on_each(leaf: Any) -> int:
