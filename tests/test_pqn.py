@@ -136,6 +136,13 @@ def test_actions_are_random_with_probability_epsilon():
         assert (shares[expected == 0] == 0).all()
 
 
+def test_the_value_where_no_action_is_allowed_is_a_number():
+    """As after a terminal state, times a discount of 0: 0, not NaN."""
+    state = LEARNER.init(jax.random.key(0), MASKED, 4)
+    obs = {ACTION_MASK: jnp.zeros((4, 3), bool), "obs": jnp.full((4, 2), 0.5)}
+    assert jnp.isfinite(LEARNER._value(state, obs)).all()
+
+
 def test_values_go_on_over_a_truncation():
     """Actions 10 and 11, cut after 8 steps: 1 or 0 now, and 0.9 / (1 - 0.9) later."""
     state, _ = toys.trained(LEARNER, EchoEnv(), 600, ENVS)

@@ -209,6 +209,4 @@ class PQN:
 
 def _best(values: Array, mask: Array | None) -> Array:
     """The value [N] of the best action that the mask allows."""
-    if mask is not None:
-        values = jnp.where(mask.astype(bool), values, -jnp.inf)
-    return values.max(-1)
+    return pick(values, q_network.greedy(values, mask))
