@@ -40,8 +40,3 @@ EVERY = {
     "q_learning": (jp.QLearning(), "CliffWalking-v0"),
     "sarsa": (jp.SARSA(), "CliffWalking-v0"),
 }
-
-
-def params_of(state):
-    """What an algorithm learned, from its state."""
-    return state.learner.params if hasattr(state, "learner") else state.params

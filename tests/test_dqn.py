@@ -208,7 +208,8 @@ def test_a_state_can_be_donated_as_it_was_made():
     state = rainbow.init(jax.random.key(0), spec, 4)
     rollout = stories.rollout(stories.tell(3, 4, 7), 0, 1, 1)
     update = jax.jit(rainbow.update, static_argnums=3, donate_argnums=0)
-    update(state, rollout, jax.random.key(1), ())
+    new, _ = update(state, rollout, jax.random.key(1), ())
+    assert state.replay.obs.is_deleted() and not new.replay.obs.is_deleted()
 
 
 @pytest.mark.parametrize("prioritized", [False, True])

@@ -47,6 +47,11 @@ class DQNState:
     epsilon: Array  # () float32, of the next rollout
     spec: EnvSpec = static()
 
+    @property
+    def params(self) -> PyTree:
+        """The network that acts and learns."""
+        return self.learner.params
+
 
 @pytree
 class Batch:
@@ -233,12 +238,13 @@ class DQN:
         if self.prioritized:
             changes = self._changes(state.changes, leaf, priority, due, axes)
             state = dataclasses.replace(state, changes=changes)
+        epsilon = state.epsilon
         state = dataclasses.replace(
             state, learner=learner, epsilon=self._epsilon(rollout.next_progress)
         )
         state, moves = self._move_target(state, counting.steps_of(rollout, axes))
         return state, metrics | {
-            "epsilon": self._epsilon(rollout.progress),
+            "epsilon": epsilon,
             "learning_rate": jnp.float32(learning_rate),
             "target_updates": moves.astype(jnp.float32),
             **off_policy.replay_size(replay, axes),

@@ -131,12 +131,14 @@ def _is_float(leaf: Any) -> bool:
 
 
 def show(leaf: Any) -> str:
+    """A leaf in an error's words: dtype and shape, or the type of what is no array."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return f"{leaf.dtype.name}{list(leaf.shape)}"
     return type(leaf).__name__
 
 
 def shapes_of(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Shapes of what a function gives. Raises ValueError, with `name`, if it raises."""
     try:
         return jax.eval_shape(function, *args)
     except Exception as error:

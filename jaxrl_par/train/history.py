@@ -26,20 +26,28 @@ class History:
     def __init__(self, steps_per_update: int, frames_per_step: int) -> None:
         self._steps, self._frames = steps_per_update, frames_per_step
         self._parts: list[Columns] = []
+        self._names = {"episode_return", "episode_length"}  # and all with a value
 
     def restart(self, columns: Columns) -> None:
         """Begin with columns that were read from a file."""
         self._parts = [columns] if columns else []
+        self._names |= columns.keys()
 
     def add(self, first: int, table: Mapping[str, np.ndarray]) -> list[Row]:
         """Take in the results of the updates from the number `first` on; their rows."""
         self._parts.append(self._columns(first, table))
         count = len(table["episode_count"])
-        return [self._row(first + i, table, i) for i in range(count)]
+        rows = [self._row(first + i, table, i) for i in range(count)]
+        self._names.update(*rows)
+        return rows
 
     def columns(self) -> Columns:
-        """All of it, [updates]; NaN where an update lacks a value."""
-        names = dict.fromkeys(name for part in self._parts for name in part)
+        """All of it, [updates]; NaN where an update lacks a value.
+
+        What never had one, as a loss before learning starts, is no column.
+        """
+        found = dict.fromkeys(name for part in self._parts for name in part)
+        names = [name for name in found if name in self._names]
         return {
             name: np.concatenate([_column(part, name) for part in self._parts])
             for name in names
