@@ -27,7 +27,7 @@ SMALL = (
 
 
 def start(*words: str) -> subprocess.Popen[str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
+    kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     return subprocess.Popen(
         [sys.executable, "-m", "jaxrl_par", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=kept,
