@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
+import toys
 from PIL import Image
 
+import jaxrl_par as jp
 from jaxrl_par.train import plots
 
 
@@ -76,6 +78,24 @@ def test_seeds_are_one_curve_and_settings_are_several(tmp_path: Path) -> None:
     np.testing.assert_allclose(curves[0].middle(), [1.5, 3])
     low, high = curves[0].interval()
     np.testing.assert_allclose([low, high], [[1, 3], [2, 3]])
+
+
+def test_runs_of_several_seeds_as_they_are_written_are_one_curve(
+    tmp_path: Path,
+) -> None:
+    for seed in range(2):
+        jp.train(
+            *(toys.Tally(), toys.Fate()),
+            num_envs=4,
+            total_steps=64,
+            max_seconds=100.0 + seed,
+            eval_every=16,
+            eval_episodes=0,
+            seed=seed,
+            out=tmp_path / f"{seed}",
+        )
+    (curve,) = plots.read_curves([tmp_path / "0", tmp_path / "1"])
+    assert curve.label == "Tally (2 runs)"
 
 
 def test_functions_and_classes_are_called_by_their_names() -> None:

@@ -24,7 +24,11 @@ POINTS = 100
 _BOOTSTRAPS = 1000
 _FORMATS = (".png", ".svg", ".pdf")
 # Of `config.json`, what does not tell one curve from another.
-_NOT_SETTINGS = ("seed", "devices", "versions", "commit", "format", "device", "data")
+# What of a run's config shapes its curve, but for the seed.
+_SETTINGS = (
+    *("algorithm", "env", "env_name", "num_envs", "total_steps", "reset", "pool_size"),
+    *("on_nonfinite", "max_rollbacks", "matrix_precision"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,8 +174,7 @@ def _draw(panel: Any, curve: Curve) -> None:
 
 def _settings(config: dict[str, Any]) -> dict[str, Any]:
     """What tells one curve from another, flat: dotted names to JSON values."""
-    kept = {k: v for k, v in config.items() if k not in _NOT_SETTINGS}
-    return _flatten(kept)
+    return _flatten({name: config[name] for name in _SETTINGS if name in config})
 
 
 def _flatten(value: Any, name: str = "") -> dict[str, Any]:
