@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from jaxrl_par import collectives
 from jaxrl_par.types import Array, Axes, PyTree, Rollout, Store, is_key, pytree
@@ -51,13 +52,8 @@ class Faults:
         return cls(zero, zero, zero, zero, zero)
 
 
-def find(
-    rollout: Rollout, metrics: Mapping[str, Array], state: PyTree, axes: Axes
-) -> tuple[Faults, Array]:
-    """The faults of an update, and which of the environments [B] have some.
-
-    `metrics` and `state`, the same on all devices, are what the update gave.
-    """
+def faulty_envs(rollout: Rollout) -> Array:
+    """Which environments have faults, [3, B] bool: in obs, in action, in reward."""
     reward = ~jnp.isfinite(rollout.reward).all(0)
     obs = jnp.zeros_like(reward)
     cut_obs = _truncated(rollout)
@@ -69,10 +65,30 @@ def find(
     action = jnp.zeros_like(reward)
     for leaf in _floats(rollout.action):
         action |= ~jnp.isfinite(leaf).all((0, *range(2, leaf.ndim)))
-    counts = jnp.stack([obs, action, reward]).sum(1, dtype=jnp.int32)
-    envs = collectives.total(counts, axes)
-    faults = Faults(envs[0], envs[1], envs[2], _count(metrics), _count(state))
-    return faults, obs | action | reward
+    return jnp.stack([obs, action, reward])
+
+
+def total(
+    faulty: Array,
+    metrics: Mapping[str, Array],
+    state: PyTree,
+    sums: dict[str, Array],
+    axes: Axes,
+) -> tuple[Faults, dict[str, Array]]:
+    """The faults of an update, and `sums`, over all devices.
+
+    `faulty` [3, B] is of `faulty_envs`; `metrics` and `state`, the same on all devices,
+    are what the update gave. They are in the sum so that it follows the update's own
+    reductions: on CPUs (jax 0.10.2) two that nothing orders may meet, and end the
+    process.
+    """
+    own = jnp.stack([_count(metrics), _count(state)])
+    counts = jnp.concatenate([faulty.sum(1, dtype=jnp.int32), own])
+    flat, unravel = ravel_pytree((counts.astype(jnp.float32), sums))
+    counts, sums = unravel(collectives.total(flat, axes))
+    obs, action, reward = counts[:3].astype(jnp.int32)
+    of_metrics, of_state = counts[3:].astype(jnp.int32) // collectives.size(axes)
+    return Faults(obs, action, reward, of_metrics, of_state), sums
 
 
 def choose(fault: Array, before: PyTree, after: PyTree) -> PyTree:

@@ -75,12 +75,15 @@ def train_step(
     state, rollout = collect(algorithm, env, state, rollout_key, progress, axes)
     learned, metrics = algorithm.update(state.algorithm, rollout, update_key, axes)
     shared = dataclasses.replace(learned, **dict.fromkeys(algorithm.sharded))
-    faults, faulty = guards.find(rollout, metrics, shared, axes)
+    kinds = guards.faulty_envs(rollout)
+    faulty = kinds.any(0)
     if on_nonfinite == "skip":
-        learned = guards.choose(faults.any, state.algorithm, learned)
-        metrics = metrics | guards.skip_metrics(faults)
         rollout = _without(rollout, faulty)
-    state, episodes = _count_episodes(state, rollout, axes)
+    state, episodes = _count_episodes(state, rollout)
+    faults, episodes = guards.total(kinds, metrics, shared, episodes, axes)
+    if on_nonfinite == "skip":
+        learned = guards.choose(faults.any, before.algorithm, learned)
+        metrics = metrics | guards.skip_metrics(faults)
     state = dataclasses.replace(state, algorithm=learned, update=state.update + 1)
     if on_nonfinite == "skip":
         key = jax.random.fold_in(before.key, ~before.update)
@@ -240,9 +243,9 @@ def _keep_cut(cuts: PyTree, count: Array, obs: PyTree, truncated: Array) -> PyTr
 
 
 def _count_episodes(
-    state: TrainState, rollout: Rollout, axes: Axes
+    state: TrainState, rollout: Rollout
 ) -> tuple[TrainState, dict[str, Array]]:
-    """Sums over the episodes that ended in the rollout, and their number.
+    """Sums over this device's episodes that ended in the rollout, and their number.
 
     What comes up to an environment's last end (what was carried in included)
     belongs to finished episodes, the rest to the one under way.
@@ -270,7 +273,7 @@ def _count_episodes(
     state = dataclasses.replace(
         state, episode_return=episode_return, episode_length=episode_length
     )
-    return state, collectives.total(sums, axes)
+    return state, sums
 
 
 def _without(rollout: Rollout, faulty: Array) -> Rollout:
