@@ -219,21 +219,15 @@ class DQN:
                 state.tree, replay, self.rollout_length, state.changes, axes
             )
             state = dataclasses.replace(state, tree=tree)
-        # A split costs as much as a draw.
-        draw_key, noise_key = jax.random.split(key) if self.noisy else (key, None)
-        count = off_policy.most_steps(self, rollout, axes)
-        steps_of_all, leaf = self._sample(
-            state, draw_key, count, rollout.progress, axes
-        )
-        batches = self._with_targets(state, steps_of_all, noise_key, axes)
         learning_rate = self.learning_rate * (
             jnp.maximum(1.0 - rollout.progress, 0.0) if self.anneal else 1.0
         )
-        learner, metrics, priority = off_policy.learn(
+        count = off_policy.most_steps(self, rollout, axes)
+        learner, metrics, (priority, leaf) = off_policy.learn(
             partial(self._gradient_step, state.spec, learning_rate, axes),
             state.learner,
-            batches,
-            due,
+            partial(self._batches, state, count, rollout.progress, axes),
+            *(key, due, off_policy.are_steps_rare(self, rollout, axes)),
         )
         if self.prioritized:
             changes = self._changes(state.changes, leaf, priority, due, axes)
@@ -250,10 +244,19 @@ class DQN:
             **off_policy.replay_size(replay, axes),
         }
 
+    def _batches(
+        self, state: DQNState, count: int, progress: Array, axes: Axes, key: Key
+    ) -> tuple[Batch, Array | None]:
+        """This device's share of `count` minibatches [K, M], and all their leaves."""
+        # A split costs as much as a draw.
+        draw_key, noise_key = jax.random.split(key) if self.noisy else (key, None)
+        steps, leaf = self._sample(state, draw_key, count, progress, axes)
+        return self._with_targets(state, steps, noise_key, axes), leaf
+
     def _sample(
         self, state: DQNState, key: Key, count: int, progress: Array, axes: Axes
     ) -> tuple[ring.Transitions, Array | None]:
-        """This device's share of `count` minibatches [K, M], and all their leaves."""
+        """What is in them."""
         if not self.prioritized:
             return off_policy.draw(self, state.replay, key, count, axes), None
         shape = (count, self.batch_size)
@@ -293,8 +296,9 @@ class DQN:
         learning_rate: Array | float,
         axes: Axes,
         learner: Learner,
-        batch: Batch,
-    ) -> tuple[Learner, dict[str, Array], Array]:
+        batch_and_leaf: tuple[Batch, Array | None],
+    ) -> tuple[Learner, dict[str, Array], tuple[Array, Array | None]]:
+        batch, leaf = batch_and_leaf
         target = self._target(spec, learner.params, batch)
         grads, metrics, priority = collectives.gradient_and_each(
             partial(self._loss, spec), learner.params, (batch, target), axes
@@ -303,7 +307,7 @@ class DQN:
             self._optimizer(), grads, learner.opt_state, learner.params, learning_rate
         )
         metrics |= {"grad_norm": optax.tree.norm(grads)}
-        return Learner(params, opt_state), metrics, priority
+        return Learner(params, opt_state), metrics, (priority, leaf)
 
     def _target(self, spec: EnvSpec, params: PyTree, batch: Batch) -> Array:
         """The target network's outputs [N, atoms] for the next action."""

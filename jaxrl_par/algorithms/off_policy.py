@@ -70,6 +70,11 @@ def most_steps(algorithm: Any, rollout: Rollout, axes: Axes) -> int:
     return counting.most_crossings(steps, algorithm.train_every)
 
 
+def are_steps_rare(algorithm: Any, rollout: Rollout, axes: Axes) -> bool:
+    """Whether there are updates without a gradient step after the warm-up."""
+    return counting.steps_of(rollout, axes) < algorithm.train_every
+
+
 def draw(
     algorithm: Any, replay: ring.Ring, key: Key, count: int, axes: Axes
 ) -> ring.Transitions:
@@ -81,24 +86,39 @@ def draw(
 
 
 def learn(
-    step: Step, learner: Any, batches: PyTree, due: Array
+    step: Step,
+    learner: Any,
+    make: Callable[[Key], PyTree],
+    key: Key,
+    due: Array,
+    rare: bool,
 ) -> tuple[Any, dict[str, Array], PyTree]:
-    """Take `due` gradient steps, on the first of K batches [K, N, ...].
+    """Take `due` gradient steps, on the first of K batches [K, ...] of `make(key)`.
 
-    Gives (learner, sums over the steps of the metrics, what there is of each sample
-    [K, N, ...], zeros where no step was taken). A loop of no steps costs nothing and
-    copies nothing, where a `cond` copies all that it may change.
+    Gives (learner, sums over the steps of the metrics, what there is of each batch
+    [K, ...], zeros where no step was taken). A loop of no steps costs nothing, and
+    copies nothing, where a `cond` copies all that it may change. So where steps
+    are `rare`, of several updates one, its batch is made in the loop (outside, it is
+    1.05 times faster where it is needed, and in vain where it is not).
     """
-    count = jax.tree.leaves(batches)[0].shape[0]
-    first = jax.tree.map(lambda x: x[0], batches)
+    shapes = jax.eval_shape(make, key)
+    count = jax.tree.leaves(shapes)[0].shape[0]
+    first = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), shapes)
     _, metrics, each = jax.eval_shape(step, learner, first)
     zero = lambda s: jnp.zeros(s.shape, s.dtype)  # noqa: E731
     room = lambda s: jnp.zeros((count, *s.shape), s.dtype)  # noqa: E731
+    several = None if rare else make(key)
+
+    def batch_of(i: Array) -> PyTree:
+        if several is not None:
+            return jax.tree.map(lambda x: x[i], several)
+        # Without the number XLA would move it out of the loop.
+        one = make(jax.random.fold_in(key, i))
+        return jax.tree.map(lambda x: x[0], one)
 
     def body(i: Array, carry: tuple) -> tuple:
         learner, sums, kept = carry
-        batch = jax.tree.map(lambda x: x[i], batches)
-        learner, metrics, each = step(learner, batch)
+        learner, metrics, each = step(learner, batch_of(i))
         sums = jax.tree.map(jnp.add, sums, metrics)
         return learner, sums, jax.tree.map(lambda k, x: k.at[i].set(x), kept, each)
 

@@ -189,14 +189,19 @@ class SAC:
         """Store a rollout, and take the gradient steps that are due."""
         stored = rollout.extras["stored"]
         replay, clock, due = off_policy.remember(self, state, rollout, stored, axes)
-        draw_key, noise_key = jax.random.split(key)
         count = off_policy.most_steps(self, rollout, axes)
-        batch = Batch(
-            steps=off_policy.draw(self, replay, draw_key, count, axes),
-            noise=self._learning_noise(state.spec, noise_key, count, axes),
-        )
+
+        def batches(key: Key) -> Batch:
+            draw_key, noise_key = jax.random.split(key)
+            return Batch(
+                steps=off_policy.draw(self, replay, draw_key, count, axes),
+                noise=self._learning_noise(state.spec, noise_key, count, axes),
+            )
+
+        step = partial(self._gradient_step, state.spec, axes)
+        rare = off_policy.are_steps_rare(self, rollout, axes)
         learner, metrics, _ = off_policy.learn(
-            partial(self._gradient_step, state.spec, axes), state.learner, batch, due
+            step, state.learner, batches, key, due, rare
         )
         state = SACState(learner, replay, clock, state.spec)
         return state, metrics | off_policy.replay_size(replay, axes)

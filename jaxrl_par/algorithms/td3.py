@@ -180,15 +180,20 @@ class TD3:
         """Store a rollout, and take the gradient steps that are due."""
         unit = rollout.extras["unit"]
         replay, clock, due = off_policy.remember(self, state, rollout, unit, axes)
-        draw_key, noise_key = jax.random.split(key)
         count = off_policy.most_steps(self, rollout, axes)
         shape = (count, self.batch_size, unit.shape[-1])
-        batch = Batch(
-            steps=off_policy.draw(self, replay, draw_key, count, axes),
-            noise=actor_critic.normal(noise_key, shape, axes),
-        )
+
+        def batches(key: Key) -> Batch:
+            draw_key, noise_key = jax.random.split(key)
+            return Batch(
+                steps=off_policy.draw(self, replay, draw_key, count, axes),
+                noise=actor_critic.normal(noise_key, shape, axes),
+            )
+
+        step = partial(self._gradient_step, state.spec, axes)
+        rare = off_policy.are_steps_rare(self, rollout, axes)
         learner, metrics, _ = off_policy.learn(
-            partial(self._gradient_step, state.spec, axes), state.learner, batch, due
+            step, state.learner, batches, key, due, rare
         )
         metrics["policy_updates"] = metrics.pop("policy_updates_sum")
         state = TD3State(learner, replay, clock, state.spec)
