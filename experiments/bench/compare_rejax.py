@@ -16,7 +16,7 @@ from typing import Any
 
 import common
 
-_SETTINGS = ("algorithm", "env", "network", "capacity")
+_SETTINGS = ("algorithm", "env", "network", "capacity", "hidden")
 
 
 def main() -> None:
@@ -46,7 +46,10 @@ def parse() -> argparse.Namespace:
     add("--min-updates", type=int, default=16, help="more steps where these need it")
     add("--episodes", type=int, default=128)
     add("--capacity", type=int, help="of a replay (without it: as in common.py)")
+    add("--hidden", type=int, nargs="+", help="SAC's layers (without it: as there)")
     args = parser.parse_args()
+    if args.hidden and args.algorithm != "sac":
+        parser.error("--hidden is for --algorithm sac: of others rejax has one size")
     if args.small:
         args.num_envs, args.cores, args.seeds = [4], [1], 2
         args.total_steps, args.min_updates, args.episodes = 2000, 1, 8

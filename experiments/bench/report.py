@@ -18,6 +18,7 @@ import accelerator
 import breakdown
 import common
 import compare_rejax
+import compare_sb3
 import memory
 import ready
 import replay
@@ -52,6 +53,10 @@ def render(folder: Path) -> dict[str, str]:
 
     return {
         **compared(rows("compare_rejax")),
+        "compare_sb3": "\n\n".join(
+            f"{task}:\n\n{described(group, compare_sb3.render)}"
+            for task, group in beside_sb3(rows("compare_sb3")).items()
+        ),
         "breakdown": by_task(latest(rows("breakdown"), "env", "network", "num_envs")),
         "ready": described(latest(rows("ready")), ready.render),
         "memory": described(latest(rows("memory")), memory.render),
@@ -80,21 +85,41 @@ def described(rows: Rows, table: Callable[[Rows], str]) -> str:
 
 def compared(rows: Rows) -> dict[str, str]:
     """A place and its table for each algorithm, environment by environment."""
-    names = ("algorithm", "env", "cores", "num_envs")
+    task, setting = ("algorithm", "title"), ("cores", "num_envs")
     tasks: dict[tuple, dict[tuple, Rows]] = {}
-    for row in latest([{"algorithm": "ppo", **row} for row in rows], *names):
-        algorithm, env, *setting = (row[name] for name in names)
-        groups = tasks.setdefault((algorithm, env), {})
-        groups.setdefault(tuple(setting), []).append(row)
+    rows = [{"algorithm": "ppo", **row, "title": title(row)} for row in rows]
+    for row in latest(rows, *task, *setting):
+        groups = tasks.setdefault(tuple(map(row.get, task)), {})
+        groups.setdefault(tuple(map(row.get, setting)), []).append(row)
     tables: dict[str, str] = {}
     for algorithm in common.SHARED:
         parts = []
-        for (_, env), groups in ((t, g) for t, g in tasks.items() if t[0] == algorithm):
+        for (_, name), groups in (t for t in tasks.items() if t[0][0] == algorithm):
             summaries = [compare_rejax.summarise(group) for group in groups.values()]
-            table = f"{env}:\n\n{compare_rejax.render(summaries)}"
+            table = f"{name}:\n\n{compare_rejax.render(summaries)}"
             parts.append(f"{table}\n\n{origin(next(reversed(groups.values()))[-1])}")
         tables[f"compare_rejax {algorithm}"] = "\n\n".join(parts)
     return tables
+
+
+def title(row: dict[str, Any]) -> str:
+    """The environment, and what is not as in common.py."""
+    name = row["env"]
+    if row.get("hidden"):
+        name += f", layers of {' and '.join(map(str, row['hidden']))}"
+    if row.get("capacity"):
+        name += f", a replay of {row['capacity']:,}"
+    return name
+
+
+def beside_sb3(rows: Rows) -> dict[str, Rows]:
+    """The latest run of each task, by its name."""
+    names = ("algorithm", "env", "num_envs")
+    tasks: dict[str, Rows] = {}
+    for row in latest(rows, *names):
+        name = f"{row['algorithm'].upper()}, {row['env']}, {row['num_envs']} at once"
+        tasks.setdefault(name, []).append(row)
+    return tasks
 
 
 def by_task(rows: Rows) -> str:

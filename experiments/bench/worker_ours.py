@@ -115,7 +115,8 @@ def off_policy(shared: dict[str, Any], settings: dict[str, Any]) -> dict[str, An
     from jaxrl_par.networks.body import Body
 
     fields = {k: v for k, v in shared.items() if k not in ("hidden", "activation")}
-    fields["network"] = Body(shared["hidden"], activation=shared["activation"])
+    hidden = tuple(settings.get("hidden") or shared["hidden"])
+    fields["network"] = Body(hidden, activation=shared["activation"])
     fields["train_every"] = settings["num_envs"]
     fields["capacity"] = settings.get("capacity") or shared["capacity"]
     return fields

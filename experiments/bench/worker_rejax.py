@@ -118,7 +118,7 @@ def sac(settings: dict[str, Any]) -> dict[str, Any]:
     """The same."""
     return {
         **off_policy(common.SAC, settings),
-        "hidden_layer_sizes": common.SAC["hidden"],
+        "hidden_layer_sizes": tuple(settings.get("hidden") or common.SAC["hidden"]),
         "agent_kwargs": {"activation": common.SAC["activation"]},
         "polyak": 1 - common.SAC["tau"],
     }
