@@ -56,20 +56,17 @@ def test_the_policys_loss_is_its_value_by_the_first_critic():
 
 
 def test_the_policy_waits_for_its_turn_across_updates():
-    """8 gradient steps an update, a policy's with the first and each third after it."""
+    """8 gradient steps an update, a policy's with each third: 2, 3, 3, 2, 3, ..."""
     algorithm = dataclasses.replace(LEARNER, policy_delay=3)
     state, metrics = toys.trained(algorithm, Pendulum(), 20, ENVS)
     steps = np.cumsum(metrics["gradient_steps"])
     assert steps[-1] == 20 * ENVS - 64 + ENVS
-    np.testing.assert_array_equal(np.cumsum(metrics["policy_updates"]), -(-steps // 3))
+    np.testing.assert_array_equal(np.cumsum(metrics["policy_updates"]), steps // 3)
     learner = state.algorithm.learner
-    assert learner.since_policy == (steps[-1] + 2) % 3
+    assert learner.since_policy == steps[-1] % 3
     parts = (learner.opt_state.actor, learner.opt_state.critics)
     counts = [optax.tree.get(part, "count") for part in parts]
-    assert counts == [-(-steps[-1] // 3), steps[-1]]
-    warm = metrics["gradient_steps"] > 0
-    losses, updates = metrics["actor_loss_sum"], metrics["policy_updates"]
-    assert (losses[warm] != 0).all() and (updates[warm] > 0).all()
+    assert counts == [steps[-1] // 3, steps[-1]]
 
 
 def test_targets_move_with_the_policy_alone():

@@ -137,8 +137,7 @@ class TD3:
                 opt_state=Params(
                     optimizer.init(params.actor), optimizer.init(params.critics)
                 ),
-                # Its first step is at once: its metrics are then of a step that was.
-                since_policy=jnp.int32(self.policy_delay - 1),
+                since_policy=jnp.int32(0),
                 policy_metrics={
                     name: jnp.float32(0) for name in ("actor_loss", "actor_grad_norm")
                 },
