@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_par.train import checkpoint
+from jaxrl_par.train import checkpoint, checkpoints
 from jaxrl_par.train.checkpoints import Checkpoints
 
 LIKE = {"x": jnp.float32(0)}
@@ -43,6 +43,22 @@ def test_without_evaluations_the_best_is_the_newest(tmp_path):
     assert kept(store) == [5, 4, 3]
     with pytest.warns(UserWarning, match="none was evaluated: the newest is taken"):
         assert store.load(LIKE, "best")[0]["x"] == 5
+
+
+def test_a_kill_while_an_old_one_is_removed_leaves_no_damaged_one(
+    tmp_path, monkeypatch
+):
+    def stop_half_way(path, ignore_errors):
+        for manifest in path.glob("manifest.json"):
+            manifest.unlink()
+
+    store = Checkpoints(tmp_path, keep=1)
+    write(store, (1, None))
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.shutil, "rmtree", stop_half_way)
+        write(store, (2, None))
+    store.rewind(2)
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.name_of(2)]
 
 
 @pytest.mark.parametrize("spoil", ["truncate", "empty", "moved", "file"])

@@ -127,12 +127,20 @@ class Checkpoints:
         best = max(paths, key=_rank)
         for path in paths[self.keep :]:
             if path != best or _mean_return(path) is None:
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
 
     def _paths(self) -> list[Path]:
         """From the newest to the oldest."""
         names = self.directory.iterdir() if self.directory.is_dir() else ()
         return sorted((p for p in names if p.name.isdecimal()), key=_update)[::-1]
+
+
+def _remove(path: Path) -> None:
+    """Half removed, it must not look like one: `rewind` takes hidden ones away."""
+    hidden = path.with_name(f".{path.name}.gone")
+    shutil.rmtree(hidden, ignore_errors=True)
+    path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _is_whole(path: Path) -> bool:
