@@ -111,6 +111,24 @@ def test_a_sequence_ends_with_its_episode(kind):
     assert found.mask[0].all() and not found.mask.all()
 
 
+def test_truncations_closer_than_rows_were_made_for_are_not_learned():
+    """Every second rollout of 4 is not stored, an episode has 8 steps: 6 are cut in 24,
+    where without gaps it would be 3.
+    """
+    story = stories.tell(200, 1, limit=8, end=0.0)
+    kept = ring.empty(stories.spec(8), 1, 24, 4, jnp.int32(0))
+    for start in range(4, 80, 8):
+        part = stories.rollout(story, start, 4, 1)
+        kept = ring.add(kept, part, part.action)
+    _, places = stories.places(kept)
+    for name in ("transitions", "sequences"):
+        found = getattr(ring, name)(kept, places, 1, *(0.9,)[: name == "transitions"])
+        known = found.weight > 0 if name == "transitions" else found.mask
+        step = np.asarray(found.next_obs - found.obs)[np.asarray(known)]
+        np.testing.assert_array_equal(step, [[0, 0, 1]] * len(step))
+        assert len(step) == 24 - 6 + kept.max_cuts
+
+
 @pytest.mark.parametrize("rollouts", [2, 9])
 def test_an_update_made_anew_leaves_no_trace(rollouts):
     """A faulty rollout is rewound, and the true one written over it."""

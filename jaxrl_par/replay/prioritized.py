@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import NamedTuple
 
 import jax
@@ -75,6 +76,19 @@ class Draws(NamedTuple):
 
     leaf: Array  # [...] int32: group * leaves of a group + leaf
     probability: Array  # [...] float32, of one draw
+
+
+def check(num_envs: int, capacity: int, num_groups: int) -> None:
+    """Raise ValueError for more priorities than there can be."""
+    shape = jax.eval_shape(
+        lambda: empty(num_envs, capacity // num_envs + 1, num_groups)
+    )
+    nodes = math.prod(shape.nodes.shape)
+    if nodes >= 2**31:
+        raise ValueError(
+            f"capacity {capacity} must be less, with priorities: their sum trees would "
+            f"have {nodes:,} nodes, and may have less than 2^31"
+        )
 
 
 def empty(num_envs: int, slots: int, num_groups: int) -> Tree:

@@ -73,6 +73,7 @@ class Ring:
     # successor in `cut_obs`.
     end: Array  # [B, S] uint8, or int32
     cut_obs: PyTree  # [B, K, ...]
+    cut_slots: Array  # [B, K] int32, the slot of the step that each is of
     cuts: Array  # [B] int32, the next row of `cut_obs`
     # Also in slot `position`; to read it there, before it is written, is to copy all.
     last_obs: PyTree  # [B, ...] to act on next
@@ -150,6 +151,7 @@ def empty(
         reward=jnp.zeros((num_envs, slots)),
         end=jnp.zeros((num_envs, slots), jnp.int32 if rows else jnp.uint8),
         cut_obs=room(obs, rows),
+        cut_slots=jnp.full((num_envs, rows), -1),
         last_obs=jax.tree.map(lambda x: x[:, 0], room(obs, 1)),
         # Buffers of their own, as none may be donated twice.
         **{name: jnp.zeros(num_envs, jnp.int32) for name in counters},
@@ -179,9 +181,8 @@ def add(ring: Ring, rollout: Rollout, action: PyTree) -> Ring:
     lost = ~_goes_on(ring, rollout) & (_how(newest) == GOES_ON)
     end = jnp.where(rollout.terminated, TERMINATED, GOES_ON)
     end = jnp.where(rollout.truncated, TRUNCATED, end)
-    cut_obs, cuts = ring.cut_obs, ring.cuts
     if ring.max_cuts:
-        row, cut_obs, cuts = _keep_cuts(ring, rollout)
+        row, ring = _keep_cuts(ring, rollout, slots)
         end += 4 * row
 
     def put(stored: Array, new: Array) -> Array:
@@ -197,8 +198,6 @@ def add(ring: Ring, rollout: Rollout, action: PyTree) -> Ring:
         action=jax.tree.map(put, ring.action, action),
         reward=put(ring.reward, rollout.reward),
         end=put(ring.end.at[:, before].set(jnp.where(lost, BROKEN, newest)), end),
-        cut_obs=cut_obs,
-        cuts=cuts,
         last_obs=jax.tree.map(
             lambda old, new: new.astype(old.dtype), ring.last_obs, rollout.last_obs
         ),
@@ -221,10 +220,10 @@ def _how(end: Array) -> Array:
     return end & 3
 
 
-def _keep_cuts(ring: Ring, rollout: Rollout) -> tuple[Array, PyTree, Array]:
-    """Put the successors of truncated steps into the next rows of `cut_obs`:
+def _keep_cuts(ring: Ring, rollout: Rollout, slots: Array) -> tuple[Array, Ring]:
+    """Put the successors of truncated steps, in slots [T], into the next rows.
 
-    (the row of each step's [T, B], cut_obs, cuts).
+    Gives (the row of each step's [T, B], the ring with them).
     """
     rows = ring.max_cuts
     kept = jax.tree.leaves(rollout.cut_obs)[0].shape[0]
@@ -232,18 +231,23 @@ def _keep_cuts(ring: Ring, rollout: Rollout) -> tuple[Array, PyTree, Array]:
     total = rank[-1] + 1
     if kept == len(rank):  # one is kept of every step
         number, wanted = rank, rollout.truncated
+        slot = jnp.broadcast_to(slots[:, None], rank.shape)
     else:
         number = jnp.broadcast_to(jnp.arange(kept)[:, None], (kept, len(total)))
         wanted = number < total[None]
+        at = (rank[None] == number[:, None]) & rollout.truncated[None]
+        slot = jnp.where(at, slots[None, :, None], 0).sum(1)
     target = jnp.where(wanted, (ring.cuts[None] + number) % rows, rows)
     env = jnp.arange(len(total))[None]
     row = (ring.cuts[None] + rank) % rows
-    cut_obs = jax.tree.map(
+    cut_obs, cut_slots = jax.tree.map(
         lambda stored, new: stored.at[env, target].set(new, mode="drop"),
-        ring.cut_obs,
-        rollout.cut_obs,
+        (ring.cut_obs, ring.cut_slots),
+        (rollout.cut_obs, slot),
     )
-    return row, cut_obs, (ring.cuts + total) % rows
+    cuts = (ring.cuts + total) % rows
+    ring = dataclasses.replace(ring, cut_obs=cut_obs, cut_slots=cut_slots, cuts=cuts)
+    return row, ring
 
 
 def oldest(ring: Ring) -> Array:
@@ -278,7 +282,7 @@ def transitions(
         reward=reward,
         discount=discount.astype(jnp.float32),
         next_obs=_successor(ring, Place(place.env, slot), last_end),
-        weight=(_how(last_end) != BROKEN).astype(jnp.float32),
+        weight=_is_known(ring, Place(place.env, slot), last_end).astype(jnp.float32),
     )
 
 
@@ -298,8 +302,20 @@ def sequences(ring: Ring, place: Place, length: int) -> Sequences:
         terminated=how == TERMINATED,
         truncated=how == TRUNCATED,
         next_obs=_successor(ring, Place(env, slot), end),
-        mask=(ended == 0) & (how != BROKEN),
+        mask=(ended == 0) & _is_known(ring, Place(env, slot), end),
     )
+
+
+def _is_known(ring: Ring, place: Place, end: Array) -> Array:
+    """Whether the successors of the steps at `place`, with their `end`, are known.
+
+    After updates that were skipped, truncations may be closer than rows were made for.
+    """
+    known = _how(end) != BROKEN
+    if not ring.max_cuts:
+        return known
+    own = ring.cut_slots[place.env, end // 4] == place.slot
+    return known & (own | (_how(end) != TRUNCATED))
 
 
 def _successor(ring: Ring, place: Place, end: Array) -> PyTree:
