@@ -94,11 +94,16 @@ def between(name: str, value: Any, low: float, high: float) -> None:
     _check(name, value, f"in [{low}, {high}]", lambda x: (x >= low) & (x <= high))
 
 
+def below_one(name: str, value: Any) -> None:
+    """A number in [0, 1)."""
+    _check(name, value, "in [0, 1)", lambda x: (x >= 0) & (x < 1))
+
+
 def below(name: str, value: Any, other_name: str, other: Any) -> None:
-    """A number less than another argument's."""
+    """A number less than another argument's, as float32 too."""
     if isinstance(value, Tracer) or isinstance(other, Tracer):
         return
-    if not (np.asarray(value) < np.asarray(other)).all():
+    if not (np.float32(value) < np.float32(other)).all():
         raise ValueError(f"{name} {value!r} must be less than {other_name} {other!r}")
 
 

@@ -212,6 +212,19 @@ def test_a_state_can_be_donated_as_it_was_made():
     assert state.replay.obs.is_deleted() and not new.replay.obs.is_deleted()
 
 
+def test_many_minibatches_are_made_one_by_one():
+    """What an update needs does not grow with the number of its gradient steps."""
+    sizes = []
+    for steps in (4, 2048):
+        algorithm = dataclasses.replace(SMALL, batch_size=512, capacity=65_536)
+        config = TrainConfig(num_envs=4 * steps, total_steps=8192, eval_episodes=0)
+        trainer = Trainer(algorithm, jp.make("CartPole-v1"), config)
+        trainer.compile()
+        memory = trainer.executable.call.memory_analysis()
+        sizes.append(memory.temp_size_in_bytes)
+    assert sizes[1] < sizes[0] + 16e6  # all together are 2048 * 512 * 48 = 50e6
+
+
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
 def test_the_replay_is_never_copied(prioritized, on_nonfinite):
@@ -288,6 +301,11 @@ def test_bad_settings_are_refused():
             {"network": pair},
             r"batch of 1, apply must return action values, .*\[1",
         ),
+        ({"n_step": 17}, r"n_step 17 must be at most .* = 16"),
+        ({"v_min": "x"}, r"v_min 'x' must be"),
+        ({"head": "c51", "v_min": 1e8, "v_max": 1e8 + 1}, r"v_min 1.* less than v_max"),
+        ({"head": "c51", "v_min": -3e38, "v_max": 3e38}, r"v_max - v_min 6e\+38 must"),
+        ({"prioritized": True, "capacity": 2_040_000_000}, r"less, with priorities"),
         ({"network": Body((8,), channels=(4,))}, r"channels \(4,\) need an image"),
     ):
         algorithm = dataclasses.replace(SMALL, **fields)

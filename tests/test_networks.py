@@ -12,6 +12,7 @@ import pytest
 from jaxrl_par import CNN, MLP, PPO, networks
 from jaxrl_par.networks import convolution, inputs
 from jaxrl_par.networks.base import build, check_network
+from jaxrl_par.networks.body import Body
 from jaxrl_par.networks.initialize import orthogonal
 from jaxrl_par.spaces import Box, Dict, Discrete, MultiDiscrete
 from jaxrl_par.types import EnvSpec
@@ -160,6 +161,8 @@ def test_orthogonal_matrices(shape):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: Body(64), "hidden 64 must be a list or a tuple"),
+        (lambda: Body((64,), channels=16), "channels 16 must be a list or a tuple"),
         (lambda: MLP((64, 0)), r"hidden \(64, 0\) must be sizes in \[1, 1048576\]"),
         (lambda: MLP(activation="tahn"), "activation 'tahn' must be one of tanh, relu"),
         (lambda: CNN()(spec(VECTOR)), r"needs an image observation \[H, W, C\]"),

@@ -224,7 +224,7 @@ def test_the_draws_are_the_same_on_any_number_of_devices():
         )
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_a_million_draws_over_devices_have_their_shares(devices):
     draws, _, group = run(devices, jax.random.key(4), 5, (1, 1_000_000))
     leaf, probability = draws.leaf[0], draws.probability[0]

@@ -13,6 +13,7 @@ import pytest
 import toys
 from scipy import stats
 
+from jaxrl_par import make
 from jaxrl_par.algorithms import actor_critic
 from jaxrl_par.algorithms.base import check_algorithm
 from jaxrl_par.algorithms.ddpg import DDPG
@@ -151,10 +152,10 @@ WRONG = {
     "tau": (0.0, 1.5),
     "temperature": (0.0,),
     "min_log_std": (3.0, -21.0),
-    "noise_correlation": (-0.1, 1.1),
+    "noise_correlation": (-0.1, 1.0, 1 - 1e-9),
     "num_critics": (0,),
     "critic_learning_rate": (0.0,),
-    "target_entropy": (float("inf"),),
+    "target_entropy": (float("inf"), 0.7),  # at most log 2
     "network": ((64, 64),),
 }
 
@@ -166,6 +167,14 @@ def test_settings_out_of_range_are_refused(name, value):
     algorithm = dataclasses.replace(SAC(), **{name: value})
     with pytest.raises(ValueError, match=name):
         algorithm.validate(Pendulum().spec, 64)
+
+
+def test_an_entropy_that_no_choice_can_have_is_refused():
+    spec = make("CartPole-v1").spec
+    for value in (-2.0, 0.7):
+        rule = rf"target_entropy {value} must be in \[0.0, 0.69"
+        with pytest.raises(ValueError, match=rule):
+            SAC(target_entropy=value).validate(spec, 64)
 
 
 def test_exploration_is_random_at_first_and_may_persist():

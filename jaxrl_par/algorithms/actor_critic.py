@@ -40,8 +40,9 @@ def check(algorithm: Any, spec: EnvSpec, num_envs: int, rates: tuple[str, ...]) 
     off_policy.check_sizes(algorithm, num_envs)
     for name in rates:
         checks.scalar(name, getattr(algorithm, name))
-    for name in ("gamma", "tau", "noise_correlation"):
+    for name in ("gamma", "tau"):
         checks.between(name, getattr(algorithm, name), 0.0, 1.0)
+    checks.below_one("noise_correlation", algorithm.noise_correlation)
     for name in ("tau", "adam_eps"):
         checks.positive(name, getattr(algorithm, name))
     for name in (name for name in rates if name.endswith("learning_rate")):

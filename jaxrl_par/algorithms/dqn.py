@@ -90,7 +90,8 @@ class DQN:
     `target_every` steps the target network moves by `tau` of its distance. `epsilon`
     falls linearly to `final_epsilon` over the first `exploration_fraction` of the run.
 
-    `prioritized` draws by (|TD error| + `priority_eps`)^`priority_exponent`, weighted
+    `prioritized` draws by (|TD error| + `priority_eps`)^`priority_exponent` (of other
+    heads than "value": the loss instead of the error), weighted
     with an exponent that rises from `importance_exponent` to 1 (Schaul et al. 2016).
     `anneal` lowers the learning rate linearly to zero. `huber_delta` bounds the slope
     of the loss (None: squared errors). `num_groups` is the number of strata of a
@@ -145,6 +146,8 @@ class DQN:
         if self.max_grad_norm is not None:
             checks.positive("max_grad_norm", self.max_grad_norm)
         q_heads.check(*self._head_settings)
+        if self.prioritized:
+            prioritized.check(num_envs, self.capacity, self.max_devices(num_envs))
         q_network.check(
             self.network, spec, self._head().atoms, self.dueling, self.noisy
         )
@@ -226,8 +229,8 @@ class DQN:
         learner, metrics, (priority, leaf) = off_policy.learn(
             partial(self._gradient_step, state.spec, learning_rate, axes),
             state.learner,
-            partial(self._batches, state, count, rollout.progress, axes),
-            *(key, due, off_policy.are_steps_rare(self, rollout, axes)),
+            partial(self._batches, state, rollout.progress, axes),
+            *(key, count, due, off_policy.are_steps_rare(self, rollout, axes)),
         )
         if self.prioritized:
             changes = self._changes(state.changes, leaf, priority, due, axes)
@@ -245,7 +248,7 @@ class DQN:
         }
 
     def _batches(
-        self, state: DQNState, count: int, progress: Array, axes: Axes, key: Key
+        self, state: DQNState, progress: Array, axes: Axes, key: Key, count: int
     ) -> tuple[Batch, Array | None]:
         """This device's share of `count` minibatches [K, M], and all their leaves."""
         # A split costs as much as a draw.

@@ -61,7 +61,8 @@ class Expected:
 class C51:
     """Probabilities of `atoms` returns, evenly from `low` to `high`.
 
-    Bellemare et al. 2017; priorities are the losses (Hessel et al. 2018).
+    Bellemare et al. 2017. Priorities are the losses, cross-entropies, as in Dopamine
+    (Castro et al. 2018); in Hessel et al. 2018 they are less by the target's entropy.
     """
 
     low: Any
@@ -122,9 +123,10 @@ def check(kind: Any, num_atoms: int, bounds: tuple[Any, Any], huber_delta: Any) 
         checks.positive("huber_delta", huber_delta)
     elif kind == "quantile":
         raise ValueError("huber_delta None: the head 'quantile' needs a number")
+    checks.finite("v_min", bounds[0])
+    checks.finite("v_max", bounds[1])
     if kind == "c51":
-        checks.finite("v_min", bounds[0])
-        checks.finite("v_max", bounds[1])
         checks.below("v_min", bounds[0], "v_max", bounds[1])
+        checks.finite("v_max - v_min", bounds[1] - bounds[0])
         if num_atoms < 2:
             raise ValueError(f"num_atoms {num_atoms}: the head 'c51' needs at least 2")

@@ -83,7 +83,8 @@ class SAC:
     `capacity` transitions are kept. Once `learning_starts` steps are made, a gradient
     step on `batch_size` of them is taken every `train_every` steps, each of which moves
     the target critics by `tau` of their distance. All counts are of environment steps.
-    Before, actions are uniformly random. `n_step` rewards are summed up; the entropies
+    Before, actions are uniformly random, of a Box with the exploration's correlation
+    (from the middle on, in each episode). `n_step` rewards are summed up; the entropies
     on the way are not (they are of another policy).
 
     `noise_correlation` is that of a Box's exploration from one step to the next: above
@@ -129,6 +130,8 @@ class SAC:
         checks.below("min_log_std", self.min_log_std, "max_log_std", self.max_log_std)
         if self.target_entropy is not None:
             checks.finite("target_entropy", self.target_entropy)
+            lowest, highest = self._policy(spec).entropies()
+            checks.between("target_entropy", self.target_entropy, lowest, highest)
 
     def max_devices(self, num_envs: int) -> int:
         """The number of strata: the number of devices must divide it."""
@@ -189,9 +192,8 @@ class SAC:
         """Store a rollout, and take the gradient steps that are due."""
         stored = rollout.extras["stored"]
         replay, clock, due = off_policy.remember(self, state, rollout, stored, axes)
-        count = off_policy.most_steps(self, rollout, axes)
 
-        def batches(key: Key) -> Batch:
+        def batches(key: Key, count: int) -> Batch:
             draw_key, noise_key = jax.random.split(key)
             return Batch(
                 steps=off_policy.draw(self, replay, draw_key, count, axes),
@@ -200,8 +202,9 @@ class SAC:
 
         step = partial(self._gradient_step, state.spec, axes)
         rare = off_policy.are_steps_rare(self, rollout, axes)
+        count = off_policy.most_steps(self, rollout, axes)
         learner, metrics, _ = off_policy.learn(
-            step, state.learner, batches, key, due, rare
+            *(step, state.learner, batches, key), count, due, rare
         )
         state = SACState(learner, replay, clock, state.spec)
         return state, metrics | off_policy.replay_size(replay, axes)

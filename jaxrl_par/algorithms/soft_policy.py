@@ -66,6 +66,10 @@ class SoftPolicy(Protocol):
         """Values [C, N] of actions that were kept."""
         ...
 
+    def entropies(self) -> tuple[float, float]:
+        """The least and the most that a policy can have; minus 1e9 for no least."""
+        ...
+
     def target_entropy(self, obs: PyTree) -> Array | float:
         """The entropy that is to be kept where none is given; a number, or [N]."""
         ...
@@ -120,6 +124,9 @@ class Squashed:
 
     def values(self, critics: PyTree, obs: PyTree, action: Array) -> Array:
         return self.networks[1].apply(critics, obs, action)
+
+    def entropies(self) -> tuple[float, float]:
+        return -1e9, spaces.flat_size(self.spec.action_space) * math.log(2)
 
     def target_entropy(self, obs: PyTree) -> float:
         return -float(spaces.flat_size(self.spec.action_space))
@@ -178,6 +185,9 @@ class Choice:
     def values(self, critics: PyTree, obs: PyTree, action: Array) -> Array:
         found = self.networks[1].apply(critics, obs, None)
         return distributions.pick(found, action[None])
+
+    def entropies(self) -> tuple[float, float]:
+        return 0.0, math.log(self.law.n)
 
     def target_entropy(self, obs: PyTree) -> Array | float:
         mask = inputs.split_mask(obs)[0]

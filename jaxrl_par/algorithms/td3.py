@@ -75,7 +75,8 @@ class TD3:
 
     `capacity` transitions are kept. Once `learning_starts` steps are made, a gradient
     step on `batch_size` of them is taken every `train_every` environment steps. Before,
-    actions are uniformly random. Every `policy_delay` gradient steps the policy takes
+    actions are uniformly random, with the exploration's correlation (from the middle of
+    the box on, in each episode). Every `policy_delay` gradient steps the policy takes
     one too, and all target networks move by `tau` of their distance. `n_step` rewards
     are summed up.
 
@@ -179,11 +180,10 @@ class TD3:
         """Store a rollout, and take the gradient steps that are due."""
         unit = rollout.extras["unit"]
         replay, clock, due = off_policy.remember(self, state, rollout, unit, axes)
-        count = off_policy.most_steps(self, rollout, axes)
-        shape = (count, self.batch_size, unit.shape[-1])
 
-        def batches(key: Key) -> Batch:
+        def batches(key: Key, count: int) -> Batch:
             draw_key, noise_key = jax.random.split(key)
+            shape = (count, self.batch_size, unit.shape[-1])
             return Batch(
                 steps=off_policy.draw(self, replay, draw_key, count, axes),
                 noise=actor_critic.normal(noise_key, shape, axes),
@@ -191,8 +191,9 @@ class TD3:
 
         step = partial(self._gradient_step, state.spec, axes)
         rare = off_policy.are_steps_rare(self, rollout, axes)
+        count = off_policy.most_steps(self, rollout, axes)
         learner, metrics, _ = off_policy.learn(
-            step, state.learner, batches, key, due, rare
+            *(step, state.learner, batches, key), count, due, rare
         )
         metrics["policy_updates"] = metrics.pop("policy_updates_sum")
         state = TD3State(learner, replay, clock, state.spec)

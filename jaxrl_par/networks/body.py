@@ -45,7 +45,10 @@ class Body:
 
     def __post_init__(self) -> None:
         for name in ("hidden", "channels"):
-            for size in getattr(self, name) or ():
+            sizes = getattr(self, name)
+            if sizes is not None or name == "hidden":
+                checks.sequence(name, sizes)
+            for size in sizes or ():
                 checks.positive_int(name, size, MAX_WIDTH + 1)
         checks.choice("activation", self.activation, list(ACTIVATIONS))
         checks.boolean("layer_norm", self.layer_norm)
