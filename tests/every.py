@@ -23,6 +23,10 @@ EVERY = {
         "CartPole-v1",
     ),
     "dqn": (jp.DQN(**REPLAY, rollout_length=2, train_every=4), "CartPole-v1"),
+    "dqn, batches one by one": (
+        jp.DQN(**REPLAY | {"batch_size": 16}, rollout_length=2, train_every=40),
+        "CartPole-v1",
+    ),
     "rainbow": (
         rainbow(**REPLAY, train_every=3, target_every=10, num_atoms=5),
         "CartPole-v1",

@@ -225,12 +225,18 @@ def test_many_minibatches_are_made_one_by_one():
     assert sizes[1] < sizes[0] + 16e6  # all together are 2048 * 512 * 48 = 50e6
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
-@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
-def test_the_replay_is_never_copied(prioritized, on_nonfinite):
+@pytest.mark.parametrize("train_every", [4, 40])  # batches together, or one by one
+@pytest.mark.parametrize(
+    ("prioritized", "on_nonfinite"), [(False, "stop"), (True, "stop"), (True, "skip")]
+)
+def test_the_replay_is_never_copied(prioritized, on_nonfinite, train_every):
     """A chunk needs less memory beside the state than the replay takes."""
     algorithm = dataclasses.replace(
-        SMALL, capacity=400_000, prioritized=prioritized, rollout_length=2
+        SMALL,
+        capacity=400_000,
+        prioritized=prioritized,
+        rollout_length=2,
+        train_every=train_every,
     )
     config = TrainConfig(
         num_envs=4, total_steps=800, eval_episodes=0, on_nonfinite=on_nonfinite, data=1

@@ -230,7 +230,7 @@ class DQN:
             partial(self._gradient_step, state.spec, learning_rate, axes),
             state.learner,
             partial(self._batches, state, rollout.progress, axes),
-            *(key, count, due, off_policy.are_steps_rare(self, rollout, axes)),
+            *(key, count, due, off_policy.at_once(self, replay, rollout, axes)),
         )
         if self.prioritized:
             changes = self._changes(state.changes, leaf, priority, due, axes)

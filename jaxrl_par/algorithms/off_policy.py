@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ _SIZES = (
     *("n_step", "learning_starts", "train_every"),
 )
 
-# Of an update's minibatches, up to which they are made together.
+# Of an update's observations, up to which its minibatches are made together.
 _MOST_BYTES = 2**23
 
 # make(key, count) -> so many batches, [count, N, ...]
@@ -75,9 +76,20 @@ def most_steps(algorithm: Any, rollout: Rollout, axes: Axes) -> int:
     return counting.most_crossings(steps, algorithm.train_every)
 
 
-def are_steps_rare(algorithm: Any, rollout: Rollout, axes: Axes) -> bool:
-    """Whether there are updates without a gradient step after the warm-up."""
-    return counting.steps_of(rollout, axes) < algorithm.train_every
+def at_once(algorithm: Any, replay: ring.Ring, rollout: Rollout, axes: Axes) -> bool:
+    """Whether an update's minibatches are made together, before its gradient steps.
+
+    That is 1.05 times faster. Not if many updates have no step, for which it would be
+    in vain, and not if the observations are large together. Equal on any number of
+    devices, as other numbers are drawn.
+    """
+    if counting.steps_of(rollout, axes) < algorithm.train_every:
+        return False
+    samples = most_steps(algorithm, rollout, axes) * algorithm.batch_size
+    each = sum(
+        math.prod(x.shape[2:]) * x.dtype.itemsize for x in jax.tree.leaves(replay.obs)
+    )
+    return 2 * samples * each <= _MOST_BYTES
 
 
 def draw(
@@ -97,24 +109,22 @@ def learn(
     key: Key,
     count: int,
     due: Array,
-    rare: bool,
+    together: bool,
 ) -> tuple[Any, dict[str, Array], PyTree]:
     """Take `due` gradient steps, at most K = `count`, on batches of `make`.
 
+    These are made `together`, or each when it is needed (see `at_once`).
+
     Gives (learner, sums over the steps of the metrics, what there is of each batch
     [K, ...], zeros where no step was taken). A loop of no steps costs nothing, and
-    copies nothing, where a `cond` copies all that it may change. So where steps
-    are `rare`, of several updates one, its batch is made in the loop (outside, it is
-    1.05 times faster where it is needed, and in vain where it is not). So are batches
-    that would take much memory together.
+    copies nothing, where a `cond` copies all that it may change.
     """
-    shapes = jax.eval_shape(lambda key: make(key, count), key)
-    bytes_ = sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(shapes))
+    shapes = jax.eval_shape(lambda key: make(key, 1), key)
     first = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), shapes)
     _, metrics, each = jax.eval_shape(step, learner, first)
     zero = lambda s: jnp.zeros(s.shape, s.dtype)  # noqa: E731
     room = lambda s: jnp.zeros((count, *s.shape), s.dtype)  # noqa: E731
-    several = None if rare or bytes_ > _MOST_BYTES else make(key, count)
+    several = make(key, count) if together else None
 
     def batch_of(i: Array) -> PyTree:
         if several is not None:

@@ -201,10 +201,10 @@ class SAC:
             )
 
         step = partial(self._gradient_step, state.spec, axes)
-        rare = off_policy.are_steps_rare(self, rollout, axes)
+        together = off_policy.at_once(self, replay, rollout, axes)
         count = off_policy.most_steps(self, rollout, axes)
         learner, metrics, _ = off_policy.learn(
-            *(step, state.learner, batches, key), count, due, rare
+            *(step, state.learner, batches, key), count, due, together
         )
         state = SACState(learner, replay, clock, state.spec)
         return state, metrics | off_policy.replay_size(replay, axes)

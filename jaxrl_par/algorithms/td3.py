@@ -190,10 +190,10 @@ class TD3:
             )
 
         step = partial(self._gradient_step, state.spec, axes)
-        rare = off_policy.are_steps_rare(self, rollout, axes)
+        together = off_policy.at_once(self, replay, rollout, axes)
         count = off_policy.most_steps(self, rollout, axes)
         learner, metrics, _ = off_policy.learn(
-            *(step, state.learner, batches, key), count, due, rare
+            *(step, state.learner, batches, key), count, due, together
         )
         metrics["policy_updates"] = metrics.pop("policy_updates_sum")
         state = TD3State(learner, replay, clock, state.spec)
