@@ -23,7 +23,7 @@ import jaxrl_par as jp
 def main() -> None:
     args = parse()
     common.use_cores(args.cores)
-    algorithm = worker_ours.ppo(args.network)
+    algorithm = worker_ours.ppo({"network": args.network})
     env = jp.make(args.env)
     rows = []
     for num_envs in args.num_envs:

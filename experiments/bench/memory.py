@@ -76,7 +76,7 @@ def child(args: argparse.Namespace) -> dict[str, Any]:
     import jaxrl_par as jp
     from jaxrl_par.cli.startup import prepare_backend
 
-    algorithm = worker_ours.ppo()
+    algorithm = worker_ours.ppo({})
     prepare_backend(args.num_envs * algorithm.rollout_length, None, "auto")
     run = jp.train(
         algorithm,

@@ -31,7 +31,7 @@ def main() -> None:
     args = parse()
     from jaxrl_par.cli.startup import prepare_backend
 
-    algorithm = worker_ours.ppo()
+    algorithm = worker_ours.ppo({})
     prepare_backend(args.num_envs * algorithm.rollout_length, None, "auto")
     for name in SETTINGS:  # what is done once: compiling, importing
         measure(args, name, seed=1000, total_steps=args.total_steps / 4)
@@ -78,7 +78,7 @@ def measure(
         settings = SETTINGS[name]
         out = Path(folder) / "run" if settings else None
         run = jp.train(
-            worker_ours.ppo(),
+            worker_ours.ppo({}),
             jp.make("CartPole-v1"),
             num_envs=args.num_envs,
             total_steps=int(total_steps),
