@@ -80,7 +80,7 @@ def newest_cells(rows: Rows) -> Rows:
 
 
 def described(rows: Rows, table: Callable[[Rows], str]) -> str:
-    return f"{table(rows)}\n\n{origin(rows[-1])}" if rows else ""
+    return f"{table(rows)}\n\n{origin(rows[0])}" if rows else ""
 
 
 def compared(rows: Rows) -> dict[str, str]:
