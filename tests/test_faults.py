@@ -357,8 +357,16 @@ CALLBACKS = {
     [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)],
 )
 def test_a_signal_to_a_program_saves_before_it_ends_it(
-    whole: Any, number: int, error: type[BaseException], tmp_path: Path
+    whole: Any,
+    number: int,
+    error: type[BaseException],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if number == signal.SIGINT:  # which a process in the background may ignore
+        old = signal.signal(number, signal.default_int_handler)
+        request.addfinalizer(lambda: signal.signal(number, old))
+
     def send(progress: jp.Progress) -> None:
         if progress.update == 12 and not progress.finished:  # once: twice is at once
             signal.raise_signal(number)
