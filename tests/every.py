@@ -24,7 +24,7 @@ EVERY = {
     ),
     "dqn": (jp.DQN(**REPLAY, rollout_length=2, train_every=4), "CartPole-v1"),
     "dqn, batches one by one": (
-        jp.DQN(**REPLAY | {"batch_size": 16}, rollout_length=2, train_every=40),
+        jp.DQN(**REPLAY, prioritized=True, rollout_length=2, train_every=40),
         "CartPole-v1",
     ),
     "rainbow": (

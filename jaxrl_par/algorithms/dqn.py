@@ -91,8 +91,8 @@ class DQN:
     falls linearly to `final_epsilon` over the first `exploration_fraction` of the run.
 
     `prioritized` draws by (|TD error| + `priority_eps`)^`priority_exponent` (of other
-    heads than "value": the loss instead of the error), weighted
-    with an exponent that rises from `importance_exponent` to 1 (Schaul et al. 2016).
+    heads than "value": the loss instead of the error), weighted with an exponent that
+    rises from `importance_exponent` to 1 (Schaul et al. 2016).
     `anneal` lowers the learning rate linearly to zero. `huber_delta` bounds the slope
     of the loss (None: squared errors). `num_groups` is the number of strata of a
     minibatch, and the most devices that can share the environments.
@@ -259,7 +259,7 @@ class DQN:
     def _sample(
         self, state: DQNState, key: Key, count: int, progress: Array, axes: Axes
     ) -> tuple[ring.Transitions, Array | None]:
-        """What is in them."""
+        """The steps of these minibatches, and all their leaves."""
         if not self.prioritized:
             return off_policy.draw(self, state.replay, key, count, axes), None
         shape = (count, self.batch_size)

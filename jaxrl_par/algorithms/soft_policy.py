@@ -67,7 +67,7 @@ class SoftPolicy(Protocol):
         ...
 
     def entropies(self) -> tuple[float, float]:
-        """The least and the most that a policy can have; minus 1e9 for no least."""
+        """The least and the most that a policy can have, in nats."""
         ...
 
     def target_entropy(self, obs: PyTree) -> Array | float:
@@ -126,7 +126,7 @@ class Squashed:
         return self.networks[1].apply(critics, obs, action)
 
     def entropies(self) -> tuple[float, float]:
-        return -1e9, spaces.flat_size(self.spec.action_space) * math.log(2)
+        return -math.inf, spaces.flat_size(self.spec.action_space) * math.log(2)
 
     def target_entropy(self, obs: PyTree) -> float:
         return -float(spaces.flat_size(self.spec.action_space))

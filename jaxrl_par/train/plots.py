@@ -23,7 +23,6 @@ from jaxrl_par.train.run import read_config
 POINTS = 100
 _BOOTSTRAPS = 1000
 _FORMATS = (".png", ".svg", ".pdf")
-# Of `config.json`, what does not tell one curve from another.
 # What of a run's config shapes its curve, but for the seed.
 _SETTINGS = (
     *("algorithm", "env", "env_name", "num_envs", "total_steps", "reset", "pool_size"),
