@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_par import collectives
-from jaxrl_par.replay.ring import Place, Ring, Transitions, transitions
+from jaxrl_par.replay.ring import Place, Ring, Transitions, divide, transitions
 from jaxrl_par.types import Array, Axes, Key, pytree, static
 
 FANOUT = 16
@@ -117,18 +117,17 @@ def write(tree: Tree, leaf: Array, priority: Array) -> Tree:
     Of a leaf named twice the larger holds; leaves below 0 are ignored.
     """
     groups, size = tree.nodes.shape
-    group = jnp.where(leaf < 0, groups, leaf // tree.widths[0])  # beyond: dropped
-    first, node = group * size, leaf % tree.widths[0]
+    group, node = divide(jnp.maximum(leaf, 0), tree.widths[0])
+    first = jnp.where(leaf < 0, groups, group) * size  # beyond: dropped
     flat = tree.nodes.reshape(-1)
     flat = flat.at[first + node].set(0.0, mode="drop")
     flat = flat.at[first + node].max(priority, mode="drop")
     for below, start in itertools.pairwise(tree.starts.tolist()):
-        node //= FANOUT
-        row = (first + below) // FANOUT + node
+        node, _ = divide(node, FANOUT)
+        row = divide(first + below, FANOUT)[0] + node
         children = flat.reshape(-1, FANOUT).at[row].get(mode="clip")
-        columns = [children[:, i] for i in range(FANOUT)]
         index = first + start + node
-        flat = flat.at[index].set(_sums(columns)[-1], mode="drop")
+        flat = flat.at[index].set(_sums(children)[-1], mode="drop")
     return dataclasses.replace(tree, nodes=flat.reshape(groups, size))
 
 
@@ -136,15 +135,16 @@ def draw(tree: Tree, key: Key, shape: tuple[int, ...], axes: Axes) -> Draws:
     """Independent draws, each by its share of the mass of all devices."""
     masses = total(tree, axes)
     uniform = jax.random.uniform(key, (len(tree.widths), *shape))
-    chosen = _choose(list(masses), uniform[0])
+    chosen = _choose(masses, uniform[0])
     groups, size = tree.nodes.shape
     group = chosen - collectives.index(axes) * groups
     ours = (group >= 0) & (group < groups)
     flat, first = tree.nodes.reshape(-1), jnp.clip(group, 0, groups - 1) * size
-    starts = jnp.asarray(tree.starts[::-1])
+    families, starts = flat.reshape(-1, FANOUT), jnp.asarray(tree.starts[::-1])
 
     def down(depth: Array, node: Array) -> Array:
-        children = _children(flat, first + starts[depth], node)
+        row = divide(first + starts[depth], FANOUT)[0] + node
+        children = families.at[row].get(mode="clip")
         return node * FANOUT + _choose(children, uniform[depth])
 
     # A loop, as its steps are not merged: each would compute those before it anew.
@@ -217,7 +217,7 @@ def leaf_of(tree: Tree, ring: Ring, place: Place) -> Array:
     """Leaves [...] of this device at places in its rings."""
     groups, width = len(tree.nodes), tree.widths[0]
     envs = ring.count.shape[0] // groups
-    group, env = place.env // envs, place.env % envs
+    group, env = divide(place.env, envs)
     return group * width + env * ring.slots + place.slot
 
 
@@ -225,24 +225,18 @@ def place_of(tree: Tree, ring: Ring, leaf: Array) -> Place:
     """The inverse of `leaf_of`; of others' leaves (below 0) some place."""
     groups, width = len(tree.nodes), tree.widths[0]
     envs = ring.count.shape[0] // groups
-    leaf = jnp.maximum(leaf, 0)
-    group, leaf = leaf // width, leaf % width
-    return Place(group * envs + leaf // ring.slots, leaf % ring.slots)
+    group, leaf = divide(jnp.maximum(leaf, 0), width)
+    env, slot = divide(leaf, ring.slots)
+    return Place(group * envs + env, slot)
 
 
-def _children(flat: Array, first: Array, node: Array) -> list[Array]:
-    """The children, F times [...], of nodes whose level's begin at `first`."""
-    index = first + node * FANOUT
-    return [flat.at[index + i].get(mode="clip") for i in range(FANOUT)]
+def _sums(children: Array) -> list[Array]:
+    """Running sums F times [...] of children [..., F], from left to right."""
+    return list(itertools.accumulate(jnp.moveaxis(children, -1, 0)))
 
 
-def _sums(children: list[Array]) -> list[Array]:
-    """Running sums [...] of children, from left to right."""
-    return list(itertools.accumulate(children))
-
-
-def _choose(children: list[Array], uniform: Array) -> Array:
-    """Of each of [...], one of the children by its share; none without mass.
+def _choose(children: Array, uniform: Array) -> Array:
+    """Of each of [..., F], one of the children by its share; none without mass.
 
     The first whose running sum exceeds a part of the whole sum (at most 1 - 2^-24 of
     it, which is less than it): so it adds to the sum.

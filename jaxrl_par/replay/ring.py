@@ -255,6 +255,15 @@ def oldest(ring: Ring) -> Array:
     return (ring.position[0] - ring.count[0]) % ring.slots
 
 
+def divide(x: Array, divisor: int) -> tuple[Array, Array]:
+    """(x // divisor, x % divisor) for x >= 0, as int32.
+
+    Python's rule for signs costs as much again as the rest of reading a transition.
+    """
+    x, by = x.astype(jnp.uint32), np.uint32(divisor)
+    return (x // by).astype(jnp.int32), (x % by).astype(jnp.int32)
+
+
 def transitions(
     ring: Ring, place: Place, n_step: int, gamma: Array | float
 ) -> Transitions:
@@ -266,15 +275,16 @@ def transitions(
     flat = _flat(ring)
     at = place.env * ring.slots
     steps = jnp.arange(n_step).reshape(n_step, *(1,) * place.slot.ndim)
-    window = at[None] + (place.slot[None] + steps) % ring.slots  # [n, ...]
-    left = (ring.position[0] - place.slot) % ring.slots  # steps to the newest, and it
+    window = at[None] + divide(place.slot[None] + steps, ring.slots)[1]  # [n, ...]
+    # Steps to the newest, and it.
+    _, left = divide(ring.position[0] + ring.slots - place.slot, ring.slots)
     end = flat.end[window]
     reward, taken = returns.n_step(
         flat.reward[window], (_how(end) > GOES_ON) | (steps + 1 >= left[None]), gamma
     )
     last = taken - 1
     last_end = jnp.take_along_axis(end, last[None], 0)[0]
-    slot = (place.slot + last) % ring.slots
+    _, slot = divide(place.slot + last, ring.slots)
     discount = jnp.where(_how(last_end) == TERMINATED, 0.0, jnp.power(gamma, taken))
     return Transitions(
         obs=jax.tree.map(lambda x: x[at + place.slot], flat.obs),
@@ -289,7 +299,7 @@ def transitions(
 def sequences(ring: Ring, place: Place, length: int) -> Sequences:
     """`length` steps [L, ...] from `place` [...] on; see `Sequences`."""
     steps = jnp.arange(length).reshape(length, *(1,) * place.slot.ndim)
-    slot = (place.slot[None] + steps) % ring.slots
+    _, slot = divide(place.slot[None] + steps, ring.slots)
     env = jnp.broadcast_to(place.env[None], slot.shape)
     flat, index = _flat(ring), env * ring.slots + slot
     end = flat.end[index]
@@ -314,7 +324,7 @@ def _is_known(ring: Ring, place: Place, end: Array) -> Array:
     known = _how(end) != BROKEN
     if not ring.max_cuts:
         return known
-    own = ring.cut_slots[place.env, end // 4] == place.slot
+    own = ring.cut_slots[place.env, end >> 2] == place.slot
     return known & (own | (_how(end) != TRUNCATED))
 
 
@@ -323,14 +333,15 @@ def _successor(ring: Ring, place: Place, end: Array) -> PyTree:
     termination).
     """
     flat, env = _flat(ring), place.env * ring.slots
-    follow = jax.tree.map(lambda x: x[env + (place.slot + 1) % ring.slots], flat.obs)
+    _, slot = divide(place.slot + 1, ring.slots)
+    follow = jax.tree.map(lambda x: x[env + slot], flat.obs)
     if not ring.max_cuts:
         return follow
     truncated = _how(end) == TRUNCATED
 
     def choose(follow: Array, cut_obs: Array) -> Array:
         cut = jnp.reshape(truncated, end.shape + (1,) * (follow.ndim - end.ndim))
-        return jnp.where(cut, cut_obs[place.env, end // 4], follow)
+        return jnp.where(cut, cut_obs[place.env, end >> 2], follow)
 
     return jax.tree.map(choose, follow, ring.cut_obs)
 

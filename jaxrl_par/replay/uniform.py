@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_par import collectives
-from jaxrl_par.replay.ring import Place, Ring, oldest
+from jaxrl_par.replay.ring import Place, Ring, divide, oldest
 from jaxrl_par.types import Axes, Key
 
 
@@ -47,6 +47,7 @@ def draw(
     count = (envs * starts).astype(jnp.uint32)
     number = (collectives.part(bits, 1, axes) % count).astype(jnp.int32)
     # Divided by a constant: by `starts`, it would be a third of the time of a draw.
-    env = jnp.arange(groups)[None, :, None] * envs + number % envs
-    slot = (oldest(ring) + number // envs) % ring.slots
+    back, env = divide(number, envs)
+    env += jnp.arange(groups)[None, :, None] * envs
+    _, slot = divide(oldest(ring) + back, ring.slots)
     return Place(*(x.reshape(num_batches, groups * each) for x in (env, slot)))
