@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from jaxrl_par.train.plan import use_cpu_cores
-
-# Samples of a rollout below which one device is faster than several.
-SMALL_PROGRAM = 4096
+from jaxrl_par.train.plan import CPU_SAMPLES_PER_DEVICE, use_cpu_cores
 
 
 def prepare_backend(samples: int, data: int | None, device: str) -> None:
@@ -22,5 +19,5 @@ def prepare_backend(samples: int, data: int | None, device: str) -> None:
     """
     if device == "cpu":  # else a GPU's memory would be taken too
         jax.config.update("jax_platforms", "cpu")
-    small = samples < SMALL_PROGRAM and (data or 1) == 1
+    small = samples < 2 * CPU_SAMPLES_PER_DEVICE and (data or 1) == 1
     use_cpu_cores(1 if small and device in ("auto", "cpu") else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import warnings
@@ -139,7 +140,8 @@ def _remove(path: Path) -> None:
     """Half removed, it must not look like one: `rewind` takes hidden ones away."""
     hidden = path.with_name(f".{path.name}.gone")
     shutil.rmtree(hidden, ignore_errors=True)
-    path.rename(hidden)
+    with contextlib.suppress(OSError):  # what cannot be removed takes room, no more
+        path.rename(hidden)
     shutil.rmtree(hidden, ignore_errors=True)
 
 

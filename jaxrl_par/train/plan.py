@@ -31,7 +31,7 @@ Device = Any  # jax.Device, which type checkers take for a variable
 PLATFORMS = ("auto", "cpu", "gpu", "tpu")
 _AXIS = "data"
 # On a CPU a second device costs more than it brings below this many samples each.
-_CPU_SAMPLES_PER_DEVICE = 2048
+CPU_SAMPLES_PER_DEVICE = 2048
 _EXTRA = {"gpu": "cuda12 (or cuda13)", "tpu": "tpu"}
 
 
@@ -62,7 +62,7 @@ class Plan:
             samples = num_envs * algorithm.rollout_length
             if devices[0].platform == "cpu":
                 fitting = [
-                    n for n in fitting if samples >= n * _CPU_SAMPLES_PER_DEVICE
+                    n for n in fitting if samples >= n * CPU_SAMPLES_PER_DEVICE
                 ] or [1]
             return Layout(tuple(devices[: fitting[-1]]))
         if self.data > len(devices):
