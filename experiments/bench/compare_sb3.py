@@ -1,10 +1,11 @@
-"""DQN and SAC side by side with stable-baselines3 and sbx, in turns.
+"""DQN and SAC side by side with stable-baselines3, sbx and Brax, in turns.
 
     python experiments/bench/compare_sb3.py --algorithm dqn --env CartPole-v1 \\
         --num-envs 10 --sb3-python .venv-sb3/bin/python
 
 As compare_rejax.py: each engine trains in a process of its own, one at a time. The
-first run of each, in which it compiles, is not counted.
+first run of each, in which it compiles, is not counted. Brax compiles in every run, and
+does not count the time that it needs for it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ def main() -> None:
         workers[engine] = common.Worker(
             args.sb3_python, "worker_sb3.py", asked, args.cores
         )
+    if args.brax_python:
+        workers["brax"] = common.Worker(
+            args.brax_python, "worker_brax.py", settings, args.cores
+        )
     for worker in workers.values():
         worker.ask({"seed": 0})
     rows = []
@@ -50,6 +55,7 @@ def parse() -> argparse.Namespace:
     parser = common.parser(__doc__)
     add = parser.add_argument
     add("--sb3-python", help="interpreter that has both (without it: ours alone)")
+    add("--brax-python", help="interpreter that has Brax, which has SAC of the two")
     add("--algorithm", choices=["dqn", "sac"], default="dqn")
     add("--env", default="CartPole-v1")
     add("--num-envs", type=int, default=10)

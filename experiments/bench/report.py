@@ -16,6 +16,7 @@ from typing import Any
 
 import accelerator
 import breakdown
+import capacity
 import common
 import compare_rejax
 import compare_sb3
@@ -57,6 +58,7 @@ def render(folder: Path) -> dict[str, str]:
             f"{task}:\n\n{described(group, compare_sb3.render)}"
             for task, group in beside_sb3(rows("compare_sb3")).items()
         ),
+        "capacity": described(latest(rows("capacity")), capacity.render),
         "breakdown": by_task(latest(rows("breakdown"), "env", "network", "num_envs")),
         "ready": described(latest(rows("ready")), ready.render),
         "memory": described(latest(rows("memory")), memory.render),
