@@ -9,20 +9,29 @@ import optax
 
 from jaxrl_par.types import Array, PyTree
 
+# Parameters up to which the optimiser works on one vector. A small network's dozen
+# leaves compile and run faster so (PPO, 9,000 parameters: 1.03 to 1.09 times); of a
+# larger one the copies to and from the vector cost more (SAC with layers of 256 units
+# is 1.28 times faster without them, DQN on Breakout-MinAtar 1.4 times).
+FLAT_PARAMS = 2**14
+
 
 def adam(
     eps: Array | float, max_grad_norm: Array | float | None = None
 ) -> optax.GradientTransformation:
-    """Adam's directions, of gradients clipped to a norm (None: as they are).
-
-    Flat: one vector instead of a dozen leaves compiles and runs faster.
-    """
+    """Adam's directions, of gradients clipped to a norm (None: as they are)."""
     directions = optax.scale_by_adam(eps=eps)
-    if max_grad_norm is None:
-        return optax.flatten(directions)
-    return optax.flatten(
-        optax.chain(optax.clip_by_global_norm(max_grad_norm), directions)
-    )
+    if max_grad_norm is not None:
+        directions = optax.chain(optax.clip_by_global_norm(max_grad_norm), directions)
+    flat = optax.flatten(directions)
+
+    def fitting(tree: PyTree) -> optax.GradientTransformation:
+        return flat if optax.tree.size(tree) <= FLAT_PARAMS else directions
+
+    def update(gradient: PyTree, state: Any, params: PyTree = None) -> tuple:
+        return fitting(gradient).update(gradient, state, params)
+
+    return optax.GradientTransformation(lambda p: fitting(p).init(p), update)
 
 
 def apply(
