@@ -213,7 +213,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ),
     **{
         (name, f"{game}-MinAtar"): Preset(
-            make(**_DQN_MINATAR), {"num_envs": 64, "total_steps": 5_000_000}, _UNTUNED
+            make(**_DQN_MINATAR), {"num_envs": 64, "total_steps": 1_000_000}, _UNTUNED
         )
         for name, make in (("dqn", DQN), ("rainbow", rainbow))
         for game in ("Asterix", "Breakout")
