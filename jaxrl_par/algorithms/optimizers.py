@@ -28,10 +28,13 @@ def adam(
     def fitting(tree: PyTree) -> optax.GradientTransformation:
         return flat if optax.tree.size(tree) <= FLAT_PARAMS else directions
 
-    def update(gradient: PyTree, state: Any, params: PyTree = None) -> tuple:
-        return fitting(gradient).update(gradient, state, params)
+    def init(params: PyTree) -> Any:
+        return fitting(params).init(params)
 
-    return optax.GradientTransformation(lambda p: fitting(p).init(p), update)
+    def update(updates: PyTree, state: Any, params: PyTree = None) -> Any:
+        return fitting(updates).update(updates, state, params)
+
+    return optax.GradientTransformation(init, update)
 
 
 def apply(
