@@ -74,6 +74,14 @@ def choice(name: str, value: Any, choices: Sequence[str]) -> None:
         raise ValueError(f"{name} {value!r} must be one of {', '.join(choices)}")
 
 
+def member(name: str, value: Any, choices: Sequence[int]) -> None:
+    """One of a few whole numbers."""
+    if type(value) is not int or value not in choices:
+        raise ValueError(
+            f"{name} {value!r} must be one of {', '.join(map(str, choices))}"
+        )
+
+
 def finite(name: str, value: Any) -> None:
     """A finite number."""
     _check(name, value, "a finite number", lambda x: x == x)

@@ -1,7 +1,7 @@
 """Reductions over a tuple of mesh axes; over an empty tuple they do nothing.
 
-The only code that reduces over devices. `gradient` is the only place where
-gradients are: parameters are first marked as varying over the axes, so that the
+The only code that reduces over devices, or knows of parts. `gradient` is the only place
+where gradients are: parameters are first marked as varying over the axes, so that the
 derivative stays local and the mean is taken once. Differentiating and then taking
 `pmean` of replicated parameters is right or N times too large, depending on the
 `check_vma` mode of the enclosing `shard_map`; this form is right under both.
@@ -9,6 +9,7 @@ derivative stays local and the mean is taken once. Differentiating and then taki
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jaxrl_par.types import Array, Axes, PyTree
+from jaxrl_par.types import Array, Axes, PyTree, pytree, static
 
 # Activations of so many samples of a small network stay in a core's cache: 1.5
 # times faster than a whole minibatch of 65,536 (two 64x64 networks, one core).
@@ -24,6 +25,42 @@ CPU_MICROBATCH = 2048
 # Several CPU devices share one pool of threads. What is larger than this is cut up
 # and handed to it, where it waits for the other devices' work: 5 % slower.
 CPU_MICROBATCH_OF_MANY = 256
+
+
+@pytree
+class Split:
+    """This device's part of an array that is split along one dimension.
+
+    A parameter that is split is one within a compiled update: to `jax.tree.map`, the
+    part. A network sees it `whole`, and its gradient is then this device's part of the
+    sum over the devices, as the transpose of a gathering is a scattering sum.
+    """
+
+    part: Array
+    dimension: int = static()
+    axes: Axes = static()
+
+
+def is_split(leaf: object) -> bool:
+    """Whether this, which may be any part of a tree, is a `Split`."""
+    return isinstance(leaf, Split)
+
+
+def whole(tree: PyTree) -> PyTree:
+    """The tree with an array in place of each `Split`."""
+
+    def join(leaf: Array | Split) -> Array:
+        if not isinstance(leaf, Split):
+            return leaf
+        return jax.lax.all_gather(leaf.part, leaf.axes, axis=leaf.dimension, tiled=True)
+
+    return jax.tree.map(join, tree, is_leaf=is_split)
+
+
+def own_part(x: Array, like: Split) -> Split:
+    """Of an array that all devices have, the part of this one."""
+    own = part(x, like.dimension, like.axes)
+    return Split(own, like.dimension, like.axes)
 
 
 def index(axes: Axes) -> Array | int:
@@ -80,6 +117,21 @@ def moments(x: Array, axis: int | tuple[int, ...], axes: Axes) -> tuple[Array, A
     return centre, mean(jnp.mean(spread, axis), axes)
 
 
+def norm(tree: PyTree) -> Array:
+    """The norm of all numbers of a tree, of which some leaves may be `Split`."""
+    squares = jnp.float32(0.0)
+    parts: dict[Axes, Array] = {}
+    for leaf in jax.tree.leaves(tree, is_leaf=is_split):
+        if isinstance(leaf, Split):
+            known = parts.get(leaf.axes, 0.0)
+            parts[leaf.axes] = known + jnp.square(leaf.part).sum()
+        else:
+            squares += jnp.square(leaf).sum()
+    for axes, square in parts.items():
+        squares += total(square, axes)
+    return jnp.sqrt(squares)
+
+
 def gradient(
     loss: Callable[[PyTree, PyTree], tuple[Array, Any]],
     params: PyTree,
@@ -110,10 +162,12 @@ def gradient_and_each(
     batch: PyTree,
     axes: Axes,
     microbatch_size: int | None = None,
+    like: PyTree = None,
 ) -> tuple[PyTree, Any, PyTree]:
     """As `gradient`, with something of each sample: (gradient, aux, each [N, ...]).
 
-    `loss(params, batch)` gives (loss, (aux, each)); N are this device's samples.
+    `loss(params, batch)` gives (loss, (aux, each)); N are this device's samples. Where
+    a leaf of `like`, or of `params`, is a `Split` the gradient is one too.
     """
     params = _varying(params, axes)
     # Traced once for all its uses.
@@ -130,10 +184,34 @@ def gradient_and_each(
     grads, (aux, each) = found
     if not axes:
         return grads, aux, each
-    # One flat vector, one reduction: a collective costs more than its bytes.
-    flat, unravel = ravel_pytree((grads, aux))
-    grads, aux = unravel(jax.lax.pmean(flat, axes))
+    grads, aux = _reduced(grads, params if like is None else like, aux, axes)
     return grads, aux, each
+
+
+def _reduced(grads: PyTree, like: PyTree, aux: Any, axes: Axes) -> tuple[PyTree, Any]:
+    """Means over the devices, of `Split`s their parts."""
+    leaves, structure = jax.tree.flatten(grads, is_leaf=is_split)
+    likes = structure.flatten_up_to(like)
+    whole: dict[int, Array] = {}
+    for place, (leaf, target) in enumerate(zip(leaves, likes, strict=True)):
+        if isinstance(leaf, Split):  # summed where it was gathered
+            leaves[place] = jax.tree.map(lambda x: x / size(axes), leaf)
+        elif isinstance(target, Split):
+            part = jax.lax.psum_scatter(
+                leaf, axes, scatter_dimension=target.dimension, tiled=True
+            )
+            leaves[place] = dataclasses.replace(target, part=part / size(axes))
+        else:
+            whole[place] = leaf
+    if _has_other_axes():  # a vector of all would have to be brought together first
+        whole, aux = mean((whole, aux), axes)
+    else:
+        # One flat vector, one reduction: a collective costs more than its bytes.
+        flat, unravel = ravel_pytree((whole, aux))
+        whole, aux = unravel(jax.lax.pmean(flat, axes))
+    for place, leaf in whole.items():
+        leaves[place] = leaf
+    return jax.tree.unflatten(structure, leaves), aux
 
 
 def _cpu_microbatch(batch: PyTree, axes: Axes) -> int:
@@ -142,6 +220,12 @@ def _cpu_microbatch(batch: PyTree, axes: Axes) -> int:
     fewest = -(-samples // (CPU_MICROBATCH_OF_MANY if axes else CPU_MICROBATCH))
     fitting = (n for n in range(fewest, 4 * fewest) if samples % n == 0)
     return samples // next(fitting, 1)
+
+
+def _has_other_axes() -> bool:
+    """Whether parameters may lie in parts on an axis that is the compiler's."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return any(mesh.shape[name] > 1 for name in mesh.auto_axes)
 
 
 def _varying(tree: PyTree, axes: Axes) -> PyTree:

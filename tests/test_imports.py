@@ -130,12 +130,12 @@ def test_there_is_no_cycle():
         visit(module, ())
 
 
-def test_only_the_plan_names_devices():
+def test_only_plan_and_layout_name_devices():
     """And an axis of the mesh: elsewhere `axes` are arguments."""
     users = used("devices", "local_devices", "NamedSharding", "shard_map", "make_mesh")
     # The command `doctor` lists what there is; `check_algorithm` tries two.
     users = {m for m in users if room(m) not in ("cli", "conformance")}
-    assert users == {"train.plan"}
+    assert users == {"train.plan", "train.layout"}
 
 
 def test_only_collectives_reduce_over_devices():

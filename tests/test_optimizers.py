@@ -28,6 +28,16 @@ def reference(params, gradients, rate, max_norm):
     return params
 
 
+def one_sample(gradient):
+    return jax.tree.map(lambda g: g[None], gradient)
+
+
+def linear(params, gradient):
+    """A loss with the gradient that is given."""
+    products = jax.tree.map(lambda p, g: (p * g[0]).sum(), params, gradient)
+    return sum(jax.tree.leaves(products)), ({}, ())
+
+
 @pytest.mark.parametrize("max_norm", [None, 0.5])
 @pytest.mark.parametrize("rows", [3, optimizers.FLAT_PARAMS // 4])
 def test_steps_are_adams(rows, max_norm):
@@ -38,10 +48,12 @@ def test_steps_are_adams(rows, max_norm):
         for name, shape in shapes.items()
     }
     params, gradients = draw(), [draw() for _ in range(3)]
-    optimizer = optimizers.adam(EPS, max_norm)
+    optimizer = optimizers.Adam(EPS, max_norm)
     new, state = params, optimizer.init(params)
     for gradient in gradients:
-        new, state = optimizers.apply(optimizer, gradient, state, new, 0.01)
+        taken = optimizer.step(linear, new, state, one_sample(gradient), 0.01, ())
+        new, state = taken.params, taken.opt_state
+        jax.tree.map(np.testing.assert_array_equal, taken.gradient, gradient)
     expected = reference(params, gradients, 0.01, max_norm)
     for name in shapes:
         np.testing.assert_allclose(new[name], expected[name], rtol=1e-5, atol=1e-6)
@@ -51,5 +63,5 @@ def test_steps_are_adams(rows, max_norm):
 def test_a_large_network_is_not_copied_to_a_vector(more):
     params = {"kernel": np.zeros((optimizers.FLAT_PARAMS // 4, 4)), "more": more}
     params["more"] = np.zeros(more)
-    state = jax.eval_shape(optimizers.adam(EPS).init, params)
+    state = jax.eval_shape(optimizers.Adam(EPS).init, params)
     assert len(jax.tree.leaves(state)) == (5 if more else 3)  # two moments, a count

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrl_par import outliers
 from jaxrl_par.outliers import Filter
-from jaxrl_par.train.plan import Layout
+from jaxrl_par.train.layout import Layout
 from jaxrl_par.types import Rollout
 
 F = np.float32

@@ -20,8 +20,8 @@ from jaxrl_par.envs.cartpole import CartPole
 from jaxrl_par.networks.actor_critic import MLP
 from jaxrl_par.train import step
 from jaxrl_par.train.describe import describe, rebuild
+from jaxrl_par.train.layout import Layout
 from jaxrl_par.train.loop import train
-from jaxrl_par.train.plan import Layout
 from jaxrl_par.types import EnvSpec
 
 ENVS, LENGTH = 8, 32

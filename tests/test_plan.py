@@ -22,8 +22,9 @@ from jaxrl_par.envs.wrappers import Instances
 from jaxrl_par.networks.actor_critic import MLP
 from jaxrl_par.train import plan
 from jaxrl_par.train.callbacks import STOP
+from jaxrl_par.train.layout import Layout
 from jaxrl_par.train.loop import train
-from jaxrl_par.train.plan import DeviceError, Layout, Plan, find_devices
+from jaxrl_par.train.plan import DeviceError, Plan, find_devices
 
 ENVS, LENGTH, EPOCHS, MINIBATCHES = 16, 16, 2, 4
 STEPS = ENVS * LENGTH
@@ -112,7 +113,7 @@ def test_replicas_stay_equal(runs):
         copies = [np.asarray(shard.data) for shard in leaf.addressable_shards]
         assert len(copies) == 4
         assert all((copy == copies[0]).all() for copy in copies)
-    assert state.algorithm.learned.opt_state[1].count == 20 * EPOCHS * MINIBATCHES
+    assert state.algorithm.learned.opt_state.count == 20 * EPOCHS * MINIBATCHES
     assert state.algorithm.learned.obs_moments.count == 20 * STEPS
 
 

@@ -203,9 +203,7 @@ def _update_parts(algorithm: jp.PPO, learned: Any, rollout: jp.Rollout) -> list[
         params, opt_state, grads = inputs
 
         def one(carry: Any, _: Any) -> Any:
-            params, opt_state = carry
-            updates, opt_state = optimizer.update(grads, opt_state)
-            return (jax.tree.map(lambda p, u: p - u, params, updates), opt_state), None
+            return optimizer.follow(grads, *carry, 1.0), None
 
         steps = algorithm.num_epochs * algorithm.num_minibatches
         return jax.lax.scan(one, (params, opt_state), length=steps)

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_par import checks, collectives
 from jaxrl_par.algorithms import (
@@ -303,14 +302,12 @@ class DQN:
     ) -> tuple[Learner, dict[str, Array], tuple[Array, Array | None]]:
         batch, leaf = batch_and_leaf
         target = self._target(spec, learner.params, batch)
-        grads, metrics, priority = collectives.gradient_and_each(
-            partial(self._loss, spec), learner.params, (batch, target), axes
+        taken = self._optimizer().step(
+            partial(self._loss, spec),
+            *(learner.params, learner.opt_state, (batch, target), learning_rate, axes),
         )
-        params, opt_state = optimizers.apply(
-            self._optimizer(), grads, learner.opt_state, learner.params, learning_rate
-        )
-        metrics |= {"grad_norm": optax.tree.norm(grads)}
-        return Learner(params, opt_state), metrics, (priority, leaf)
+        metrics = taken.metrics | {"grad_norm": collectives.norm(taken.gradient)}
+        return Learner(taken.params, taken.opt_state), metrics, (taken.each, leaf)
 
     def _target(self, spec: EnvSpec, params: PyTree, batch: Batch) -> Array:
         """The target network's outputs [N, atoms] for the next action."""
@@ -385,5 +382,5 @@ class DQN:
         atoms = self._head().atoms
         return q_network.q_network(self.network, spec, atoms, self.dueling, self.noisy)
 
-    def _optimizer(self) -> optax.GradientTransformation:
-        return optimizers.adam(self.adam_eps, self.max_grad_norm)
+    def _optimizer(self) -> optimizers.Adam:
+        return optimizers.Adam(self.adam_eps, self.max_grad_norm)

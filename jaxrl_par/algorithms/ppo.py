@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_par import (
     checks,
@@ -269,27 +268,24 @@ class PPO:
     def _gradient_step(
         self, state: PPOState, batch: Batch, schedule: Array | float, axes: Axes
     ) -> tuple[PPOState, dict[str, Array]]:
-        grads, metrics = collectives.gradient(
-            partial(self._loss, state.spec),
-            state.params,
-            batch,
-            axes,
-            self.microbatch_size,
-        )
         learning_rate = self.learning_rate * schedule * state.learning_rate_scale
-        params, opt_state = optimizers.apply(
-            self._optimizer(), grads, state.opt_state, state.params, learning_rate
+        taken = self._optimizer().step(
+            partial(self._loss, state.spec),
+            *(state.params, state.opt_state, batch, learning_rate, axes),
         )
-        metrics |= {
+        metrics = taken.metrics | {
             "learning_rate": jnp.float32(learning_rate),
-            "grad_norm": optax.tree.norm(grads),
+            "grad_norm": collectives.norm(taken.gradient),
             "gradient_steps": jnp.float32(1.0),
         }
-        return dataclasses.replace(state, params=params, opt_state=opt_state), metrics
+        state = dataclasses.replace(
+            state, params=taken.params, opt_state=taken.opt_state
+        )
+        return state, metrics
 
     def _loss(
         self, spec: EnvSpec, params: PyTree, batch: Batch
-    ) -> tuple[Array, dict[str, Array]]:
+    ) -> tuple[Array, tuple[dict[str, Array], tuple[()]]]:
         """Policy loss + value_coef * value loss - entropy_coef * entropy, means."""
         distribution = self._distribution(spec)
         outputs, value = self._forward(spec, params, batch.obs, batch.mask)
@@ -300,7 +296,7 @@ class PPO:
         critic = mean(critic)
         entropy = mean(distribution.entropy(outputs))
         loss = policy + self.value_coef * critic - self.entropy_coef * entropy
-        return loss, {
+        metrics = {
             "loss": loss,
             "policy_loss": policy,
             "value_loss": critic,
@@ -308,6 +304,7 @@ class PPO:
             "approx_kl": mean(losses.approx_kl(log_ratio)),
             "clip_fraction": mean(jnp.abs(jnp.expm1(log_ratio)) > self.clip_eps),
         }
+        return loss, (metrics, ())
 
     def _forward(
         self, spec: EnvSpec, params: PyTree, obs: PyTree, mask: Array | None
@@ -336,8 +333,8 @@ class PPO:
     def _distribution(self, spec: EnvSpec) -> distributions.Distribution:
         return distributions.for_space(spec.action_space, self.squash)
 
-    def _optimizer(self) -> optax.GradientTransformation:
-        return optimizers.adam(self.adam_eps, self.max_grad_norm)
+    def _optimizer(self) -> optimizers.Adam:
+        return optimizers.Adam(self.adam_eps, self.max_grad_norm, self.microbatch_size)
 
 
 def _check_policy_loss(policy_loss: PolicyLoss) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_par import checks, collectives, minibatches
 from jaxrl_par.algorithms import counting, epsilon_greedy, optimizers
@@ -157,15 +156,15 @@ class PQN:
         def gradient_step(
             state: PQNState, minibatch: Batch
         ) -> tuple[PQNState, dict[str, Array]]:
-            grads, metrics = collectives.gradient(
-                partial(self._loss, state.spec), state.params, minibatch, axes
+            taken = self._optimizer().step(
+                partial(self._loss, state.spec),
+                *(state.params, state.opt_state, minibatch, rate, axes),
             )
-            params, opt_state = optimizers.apply(
-                self._optimizer(), grads, state.opt_state, state.params, rate
+            norm = collectives.norm(taken.gradient)
+            state = dataclasses.replace(
+                state, params=taken.params, opt_state=taken.opt_state
             )
-            metrics |= {"grad_norm": optax.tree.norm(grads)}
-            state = dataclasses.replace(state, params=params, opt_state=opt_state)
-            return state, metrics
+            return state, taken.metrics | {"grad_norm": norm}
 
         def epoch(state: PQNState, rows: Array) -> tuple[PQNState, dict[str, Array]]:
             shuffled = minibatches.gather(batch, rows, sizes)
@@ -183,12 +182,12 @@ class PQN:
 
     def _loss(
         self, spec: EnvSpec, params: PyTree, batch: Batch
-    ) -> tuple[Array, dict[str, Array]]:
+    ) -> tuple[Array, tuple[dict[str, Array], tuple[()]]]:
         """Half the mean squared error of the taken actions' values."""
         values = self._values(spec, params, batch.obs)
         value = pick(values, batch.index)
         loss = 0.5 * jnp.square(value - batch.target).mean()
-        return loss, {"loss": loss, "q_value": value.mean()}
+        return loss, ({"loss": loss, "q_value": value.mean()}, ())
 
     def _value(self, state: PQNState, obs: PyTree) -> Array:
         mask, obs = inputs.split_mask(obs)
@@ -203,8 +202,8 @@ class PQN:
             progress, self.epsilon, self.final_epsilon, self.exploration_fraction
         )
 
-    def _optimizer(self) -> optax.GradientTransformation:
-        return optimizers.adam(self.adam_eps, self.max_grad_norm)
+    def _optimizer(self) -> optimizers.Adam:
+        return optimizers.Adam(self.adam_eps, self.max_grad_norm)
 
 
 def _best(values: Array, mask: Array | None) -> Array:

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_par import checks, collectives
 from jaxrl_par.algorithms import actor_critic, off_policy, optimizers, soft_policy
@@ -153,7 +152,7 @@ class SAC:
                 params=params,
                 # Not the same buffers: the state is donated, and none may be twice.
                 target_critics=jax.tree.map(jnp.copy, params.critics),
-                opt_state=optimizers.adam(self.adam_eps).init(params),
+                opt_state=optimizers.Adam(self.adam_eps).init(params),
             ),
             replay=ring.empty(
                 *(spec, num_envs, self.capacity, self.rollout_length), policy.stored()
@@ -215,21 +214,19 @@ class SAC:
         """One step of all parameters together, each as the others were before."""
         params = learner.params
         target = self._target(spec, learner, batch)
-        grads, metrics = collectives.gradient(
-            partial(self._loss, spec), params, (batch, target), axes
-        )
-        params, opt_state = optimizers.apply(
-            optimizers.adam(self.adam_eps),
-            *(grads, learner.opt_state, params, self._learning_rates()),
+        taken = optimizers.Adam(self.adam_eps).step(
+            partial(self._loss, spec),
+            *(params, learner.opt_state, (batch, target)),
+            *(self._learning_rates(), axes),
         )
         target_critics = off_policy.move(
-            learner.target_critics, params.critics, self.tau
+            learner.target_critics, taken.params.critics, self.tau
         )
-        metrics |= {
-            "actor_grad_norm": optax.tree.norm(grads.actor),
-            "critic_grad_norm": optax.tree.norm(grads.critics),
+        metrics = taken.metrics | {
+            "actor_grad_norm": collectives.norm(taken.gradient.actor),
+            "critic_grad_norm": collectives.norm(taken.gradient.critics),
         }
-        return Learner(params, target_critics, opt_state), metrics, ()
+        return Learner(taken.params, target_critics, taken.opt_state), metrics, ()
 
     def _target(self, spec: EnvSpec, learner: Learner, batch: Batch) -> Array:
         """Soft values [N] to be learned; Haarnoja et al. 2018b, eq. 3 and 5."""
@@ -243,7 +240,7 @@ class SAC:
 
     def _loss(
         self, spec: EnvSpec, params: Params, batch_and_target: tuple[Batch, Array]
-    ) -> tuple[Array, dict[str, Array]]:
+    ) -> tuple[Array, tuple[dict[str, Array], tuple[()]]]:
         """The sum of three losses, of which each is of parameters of its own.
 
         Haarnoja et al. 2018b, eq. 5 (critics), 7 (actor) and 18 (temperature).
@@ -263,13 +260,14 @@ class SAC:
                 wanted = policy.target_entropy(steps.obs)
             excess = weight * (jax.lax.stop_gradient(entropy) - wanted)
             loss += self._temperature(params) * excess.mean()
-        return loss, {
+        metrics = {
             "critic_loss": critic_loss,
             "actor_loss": actor_loss,
             "q_value": values.mean(),
             "entropy": entropy.mean(),
             "temperature": jnp.float32(fixed[1]),
         }
+        return loss, (metrics, ())
 
     def _temperature(self, params: Params) -> Array | float:
         if self.auto_temperature:

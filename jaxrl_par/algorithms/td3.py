@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_par import checks, collectives, spaces
 from jaxrl_par.algorithms import actor_critic, counting, off_policy, optimizers
@@ -128,7 +127,7 @@ class TD3:
         actor, critics = self._networks(spec)
         actor_key, critic_key = jax.random.split(key)
         params = Params(actor.init(actor_key), critics.init(critic_key))
-        optimizer = optimizers.adam(self.adam_eps)
+        optimizer = optimizers.Adam(self.adam_eps)
         unit = jnp.zeros(spaces.flat_size(spec.action_space))
         return TD3State(
             learner=Learner(
@@ -204,21 +203,17 @@ class TD3:
     ) -> tuple[Learner, dict[str, Array], tuple[()]]:
         """A step of the critics; and where it is due, then one of the policy."""
         target = self._target(spec, learner.target, batch)
-        grads, metrics = collectives.gradient(
-            partial(self._critic_loss, spec),
-            *(learner.params.critics, (batch, target), axes),
-        )
         rate = self.critic_learning_rate
-        critics, opt_state = optimizers.apply(
-            optimizers.adam(self.adam_eps),
-            *(grads, learner.opt_state.critics, learner.params.critics),
-            self.learning_rate if rate is None else rate,
+        taken = optimizers.Adam(self.adam_eps).step(
+            partial(self._critic_loss, spec),
+            *(learner.params.critics, learner.opt_state.critics, (batch, target)),
+            *(self.learning_rate if rate is None else rate, axes),
         )
         due, since = counting.crossings(learner.since_policy, 1, self.policy_delay)
         learner = Learner(
-            params=Params(learner.params.actor, critics),
+            params=Params(learner.params.actor, taken.params),
             target=learner.target,
-            opt_state=Params(learner.opt_state.actor, opt_state),
+            opt_state=Params(learner.opt_state.actor, taken.opt_state),
             since_policy=since,
             policy_metrics=learner.policy_metrics,
         )
@@ -228,8 +223,10 @@ class TD3:
             lambda _, learner: self._policy_step(spec, axes, batch.steps, learner),
             learner,
         )
-        metrics |= {"critic_grad_norm": optax.tree.norm(grads)}
-        metrics |= {"policy_updates": due.astype(jnp.float32)}
+        metrics = taken.metrics | {
+            "critic_grad_norm": collectives.norm(taken.gradient),
+            "policy_updates": due.astype(jnp.float32),
+        }
         return learner, metrics | learner.policy_metrics, ()
 
     def _policy_step(
@@ -237,20 +234,18 @@ class TD3:
     ) -> Learner:
         """A step of the policy, and of the target networks."""
         params = learner.params
-        grads, metrics = collectives.gradient(
-            partial(self._policy_loss, spec, params.critics), params.actor, steps, axes
+        taken = optimizers.Adam(self.adam_eps).step(
+            partial(self._policy_loss, spec, params.critics),
+            *(params.actor, learner.opt_state.actor, steps, self.learning_rate, axes),
         )
-        actor, opt_state = optimizers.apply(
-            optimizers.adam(self.adam_eps),
-            *(grads, learner.opt_state.actor, params.actor, self.learning_rate),
-        )
-        params = Params(actor, params.critics)
+        params = Params(taken.params, params.critics)
+        norm = collectives.norm(taken.gradient)
         return Learner(
             params=params,
             target=off_policy.move(learner.target, params, self.tau),
-            opt_state=Params(opt_state, learner.opt_state.critics),
+            opt_state=Params(taken.opt_state, learner.opt_state.critics),
             since_policy=learner.since_policy,
-            policy_metrics=metrics | {"actor_grad_norm": optax.tree.norm(grads)},
+            policy_metrics=taken.metrics | {"actor_grad_norm": norm},
         )
 
     def _target(self, spec: EnvSpec, target: Params, batch: Batch) -> Array:
@@ -264,22 +259,22 @@ class TD3:
 
     def _critic_loss(
         self, spec: EnvSpec, critics: PyTree, batch_and_target: tuple[Batch, Array]
-    ) -> tuple[Array, dict[str, Array]]:
+    ) -> tuple[Array, tuple[dict[str, Array], tuple[()]]]:
         batch, target = batch_and_target
         steps = batch.steps
         values = self._networks(spec)[1].apply(critics, steps.obs, steps.action)
         loss = actor_critic.critic_loss(values, target, steps.weight)
-        return loss, {"critic_loss": loss, "q_value": values.mean()}
+        return loss, ({"critic_loss": loss, "q_value": values.mean()}, ())
 
     def _policy_loss(
         self, spec: EnvSpec, critics: PyTree, actor: PyTree, steps: ring.Transitions
-    ) -> tuple[Array, dict[str, Array]]:
+    ) -> tuple[Array, tuple[dict[str, Array], tuple[()]]]:
         """Minus the first critic's value of the policy's actions."""
         first = jax.tree.map(lambda x: x[:1], critics)
         unit = self._policy(spec, actor, steps.obs)
         values = self._networks(spec)[1].apply(first, steps.obs, unit)
         loss = -(steps.weight * values[0]).mean()
-        return loss, {"actor_loss": loss}
+        return loss, ({"actor_loss": loss}, ())
 
     def _policy(self, spec: EnvSpec, actor: PyTree, obs: PyTree) -> Array:
         """Its actions [N, D], scaled to [-1, 1]."""

@@ -10,6 +10,11 @@ RUN = {
     "reset": "pool: starts drawn from a few per environment; exact: a new one each",
     "pool_size": "starts per environment and rollout, for --reset pool",
     "data": "devices to split the environments over (None: as many as pay)",
+    "model": "devices to split large parameters over; times data, that many in all",
+    "zero": "what is split over data too: 1 the optimiser's moments, 3 and parameters",
+    "split": "pairs of a regular expression and a dimension: how the parameters whose "
+    "paths it matches are split (None: not)",
+    "min_split": "elements below which a parameter is whole, unless --split says so",
     "device": "a demand: without such a device the run is refused",
     "stop_at_return": "end at the first evaluation whose mean return reaches it",
     "max_seconds": "end this process's part of the run after so long",

@@ -57,7 +57,8 @@ def run(argv: Sequence[str]) -> int:
         rollout_length = int(saved["algorithm"]["fields"]["rollout_length"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path / 'config.json'} is damaged: {error!r}") from None
-    prepare_backend(config.num_envs * rollout_length, config.data, config.device)
+    samples = config.num_envs * rollout_length
+    prepare_backend(samples, config.data, config.device, config.model)
     trainer, directory = reopen(path, notes={"log": parsed.log}, **changes)
     title = f"{trainer.env.spec.name}, from {path}, at {trainer.env_steps:,} steps"
     facts = _facts(saved, changes, trainer)

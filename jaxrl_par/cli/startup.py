@@ -7,7 +7,9 @@ import jax
 from jaxrl_par.train.plan import CPU_SAMPLES_PER_DEVICE, use_cpu_cores
 
 
-def prepare_backend(samples: int, data: int | None, device: str) -> None:
+def prepare_backend(
+    samples: int, data: int | None, device: str, model: int = 1
+) -> None:
     """Choose how the CPU is used, for a run of `samples` per rollout.
 
     Normally every core is a device, and the plan splits the environments over them.
@@ -19,5 +21,5 @@ def prepare_backend(samples: int, data: int | None, device: str) -> None:
     """
     if device == "cpu":  # else a GPU's memory would be taken too
         jax.config.update("jax_platforms", "cpu")
-    small = samples < 2 * CPU_SAMPLES_PER_DEVICE and (data or 1) == 1
+    small = samples < 2 * CPU_SAMPLES_PER_DEVICE and (data or 1) * model == 1
     use_cpu_cores(1 if small and device in ("auto", "cpu") else None)

@@ -59,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
     choices = read(argv)
     config = choices.config
     samples = config.num_envs * choices.algorithm.rollout_length
-    prepare_backend(samples, config.data, config.device)
+    prepare_backend(samples, config.data, config.device, config.model)
     check_physics(choices.env, choices.physics)
     trainer = Trainer(choices.algorithm, choices.env, config)
     out = choices.out or default_directory(*choices.names, config.seed)
@@ -209,9 +209,15 @@ def _facts(choices: Choices, trainer: Trainer) -> dict[str, str]:
     words = {k: " ".join(v) if k == "log" else v for k, v in choices.changed.items()}
     changed = ", ".join(f"{k} {v}" for k, v in words.items())
     rollout = f"{choices.config.num_envs} x {choices.algorithm.rollout_length}"
+    layout = trainer.layout
+    device = layout.describe()
+    if layout.model > 1 or layout.zero:
+        names = trainer.algorithm.sharded
+        own, total = layout.learned_bytes(trainer.executable.shapes, names)
+        device += f"; {own:,} of the {total:,} bytes that learn on each"
     return {
         "settings": choices.source + (f"; changed: {changed}" if changed else ""),
-        "device": trainer.layout.describe(),
+        "device": device,
         "plan": f"{trainer.total_updates:,} updates of {rollout} steps, "
         f"{trainer.total_steps:,} in all",
     }

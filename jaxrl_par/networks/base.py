@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_par import distributions, spaces
+from jaxrl_par.collectives import whole
 from jaxrl_par.networks import inputs
 from jaxrl_par.types import EnvSpec, Key, PyTree
 
@@ -51,7 +52,8 @@ def build(network: Factory | Network, spec: EnvSpec) -> Network:
         pair = network(spec)
     if not (isinstance(pair, tuple) and len(pair) == 2 and all(map(callable, pair))):
         raise ValueError(f"{_WHAT}; {network!r} gives {pair!r}")
-    return Network(*pair)
+    init, apply = pair
+    return Network(init, lambda params, *args: apply(whole(params), *args))
 
 
 def check_network(network: Factory | Network, spec: EnvSpec) -> None:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_par import spaces
+from jaxrl_par.collectives import whole
 from jaxrl_par.networks import base, inputs
 from jaxrl_par.networks.actor_critic import Head
 from jaxrl_par.networks.body import Body, Layers, example, initialize, prepare
@@ -43,7 +44,7 @@ def actor(body: Body, spec: EnvSpec, num_outputs: int) -> base.Network:
         return initialize(module, key, placeholder, heads=("head",), gain=_POLICY_GAIN)
 
     def apply(params: PyTree, obs: PyTree) -> Any:
-        return module.apply(params, _seen(body, spec, obs))
+        return module.apply(whole(params), _seen(body, spec, obs))
 
     return base.Network(init, apply)
 
@@ -77,7 +78,7 @@ def critics(body: Body, spec: EnvSpec, count: int) -> Critics:
 
     def apply(params: PyTree, obs: PyTree, action: Array | None) -> Array:
         x = _seen(body, spec, obs)
-        found: Any = jax.vmap(lambda p: module.apply(p, x, action))(params)
+        found: Any = jax.vmap(lambda p: module.apply(p, x, action))(whole(params))
         return found if discrete else found[..., 0]
 
     return Critics(init, apply)

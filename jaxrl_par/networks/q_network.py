@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_par import spaces
+from jaxrl_par.collectives import whole
 from jaxrl_par.networks import base, inputs
 from jaxrl_par.networks.actor_critic import Head
 from jaxrl_par.networks.body import (
@@ -99,7 +100,8 @@ def q_network(
         return initialize(module, key, example(network, spec), heads=(_HEAD,))
 
     def apply(params: PyTree, obs: PyTree, noise: Array | None) -> Array:
-        values: Any = module.apply(params, prepare(network, spec, obs), noise)
+        x = prepare(network, spec, obs)
+        values: Any = module.apply(whole(params), x, noise)
         return values
 
     return QNetwork(init, apply, _noise_size(module, spec) if noisy else 0)

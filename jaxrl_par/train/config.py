@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_par import checks
 from jaxrl_par.envs.batched import ResetMode
+from jaxrl_par.networks.partition import ZERO_STAGES, Partition
 from jaxrl_par.train.evaluate import MAX_EPISODES
 
 NonFinite = Literal["stop", "skip", "rollback"]
@@ -23,7 +24,8 @@ class TrainConfig:
     `total_steps` (environment steps over all environments) is rounded up to whole
     updates. `eval_every` steps, at the next end of an update, `eval_episodes` greedy
     episodes are played (None: only at the end; `eval_episodes` 0: never). `reset`
-    and `pool_size` are `BatchedEnv`'s. `data` and `device` are `Plan`'s.
+    and `pool_size` are `BatchedEnv`'s. `data`, `model`, `zero` and `device` are those
+    of `Plan`, `split` and `min_split` the `rules` and `min_size` of a `Partition`.
 
     `stop_at_return` ends a run at the first evaluation whose mean return reaches it
     (`eval_every` is then a twentieth of the run, unless given); `max_seconds` ends this
@@ -48,6 +50,10 @@ class TrainConfig:
     reset: ResetMode = "pool"
     pool_size: int = 8
     data: int | None = None
+    model: int = 1
+    zero: int = 0
+    split: tuple[tuple[str, int | None], ...] = ()
+    min_split: int = Partition.min_size
     device: str = "auto"
     stop_at_return: float | None = None
     max_seconds: float | None = None
@@ -65,6 +71,12 @@ class TrainConfig:
         if self.eval_episodes is False or self.eval_episodes != 0:
             checks.positive_int("eval_episodes", self.eval_episodes, MAX_EPISODES)
         checks.optional_positive_int("data", self.data)
+        checks.positive_int("model", self.model)
+        checks.member("zero", self.zero, ZERO_STAGES)
+        # From JSON they come as lists.
+        rules = [tuple(rule) for rule in checks.sequence("split", self.split)]
+        object.__setattr__(self, "split", Partition(tuple(rules)).rules)
+        Partition(min_size=self.min_split)
         checks.seed("seed", self.seed)
         checks.choice("on_nonfinite", self.on_nonfinite, POLICIES)
         self._check_times()

@@ -12,8 +12,8 @@ from jaxrl_par.envs.batched import BatchedEnv
 from jaxrl_par.train.config import TrainConfig
 from jaxrl_par.train.evaluate import Evaluation, Evaluator
 from jaxrl_par.train.guards import Faults
+from jaxrl_par.train.layout import Layout, local
 from jaxrl_par.train.memory import check_memory
-from jaxrl_par.train.plan import Layout, local
 from jaxrl_par.types import Algorithm, TrainState
 
 # Most updates in one call.
@@ -70,7 +70,7 @@ class Executable:
             if made is None:
                 made = init.result()(key, *self.args)
             if self._episodes:
-                algorithm, env, learned = local((*self.args, made.algorithm))
+                algorithm, env, learned = self._local(made)
                 self._evaluator = Evaluator(self._episodes).compile(
                     algorithm, env, learned, self._eval_key
                 )
@@ -91,6 +91,10 @@ class Executable:
 
     def evaluate(self, state: TrainState, update: int) -> Evaluation:
         """Greedy episodes, on keys that an update has for itself."""
-        algorithm, env, learned = local((*self.args, state.algorithm))
+        algorithm, env, learned = self._local(state)
         key = jax.random.fold_in(self._eval_key, update)
         return self._evaluator(algorithm, env, learned, key)
+
+    def _local(self, state: TrainState) -> tuple[Algorithm, BatchedEnv, Any]:
+        algorithm, env = local(self.args)
+        return algorithm, env, local(state.algorithm, algorithm.sharded)

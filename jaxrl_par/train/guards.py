@@ -87,7 +87,8 @@ def total(
     flat, unravel = ravel_pytree((counts.astype(jnp.float32), sums))
     counts, sums = unravel(collectives.total(flat, axes))
     obs, action, reward = counts[:3].astype(jnp.int32)
-    of_metrics, of_state = counts[3:].astype(jnp.int32) // collectives.size(axes)
+    # Rounded up: of a leaf that is split, one device may have seen it alone.
+    of_metrics, of_state = -(-counts[3:].astype(jnp.int32) // collectives.size(axes))
     return Faults(obs, action, reward, of_metrics, of_state), sums
 
 

@@ -32,7 +32,8 @@ from jaxrl_par.train.evaluate import Evaluation
 from jaxrl_par.train.executable import CHUNK_ROWS, Executable
 from jaxrl_par.train.guards import DivergedError
 from jaxrl_par.train.history import History, read_metrics
-from jaxrl_par.train.plan import Layout, Plan, enable_compilation_cache
+from jaxrl_par.train.layout import Layout
+from jaxrl_par.train.plan import Plan, enable_compilation_cache
 from jaxrl_par.train.provenance import versions
 from jaxrl_par.train.run import Run, full_description, read_evaluations
 from jaxrl_par.train.run_directory import RunDirectory
@@ -106,7 +107,7 @@ class Trainer:
         self.env = BatchedEnv(env, config.reset, config.pool_size)
         self.algorithm = algorithm
         algorithm.validate(env.spec, config.num_envs)
-        plan = Plan(config.data or devices, config.device)
+        plan = Plan.of(config, devices)
         self.layout: Layout = plan.settle(algorithm, config.num_envs)
         self.steps_per_update = config.num_envs * algorithm.rollout_length
         checks.positive_int("num_envs * rollout_length", self.steps_per_update)

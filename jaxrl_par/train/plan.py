@@ -1,9 +1,7 @@
-"""How a run lies over devices. The only code that knows them.
+"""Which devices a run has, and how many share what. The only code that finds them.
 
-Environments, and what belongs to each of them, are split over the mesh axis `data`;
-everything else is equal on all devices. What is drawn and what is averaged does not
-depend on the number of devices, so neither does the learning curve (up to the
-rounding of sums).
+What is drawn and what is averaged does not depend on the number of devices, so neither
+does the learning curve (up to the rounding of sums).
 """
 
 from __future__ import annotations
@@ -14,22 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from jaxrl_par import checks
-from jaxrl_par.envs.batched import BatchedEnv
-from jaxrl_par.envs.wrappers import Instances
-from jaxrl_par.train import step
-from jaxrl_par.train.config import NonFinite
-from jaxrl_par.train.guards import Faults
-from jaxrl_par.types import Algorithm, Array, Axes, Key, PyTree, TrainState
-
-Device = Any  # jax.Device, which type checkers take for a variable
+from jaxrl_par.networks.partition import ZERO_STAGES, Partition
+from jaxrl_par.train.config import TrainConfig
+from jaxrl_par.train.layout import Device, Layout
+from jaxrl_par.types import Algorithm
 
 PLATFORMS = ("auto", "cpu", "gpu", "tpu")
-_AXIS = "data"
 # On a CPU a second device costs more than it brings below this many samples each.
 CPU_SAMPLES_PER_DEVICE = 2048
 _EXTRA = {"gpu": "cuda12 (or cuda13)", "tpu": "tpu"}
@@ -41,10 +31,19 @@ class DeviceError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The mesh of a run: `data` devices of one platform (None: as many as pay)."""
+    """The mesh of a run, of devices of one platform.
+
+    Environments are split over `data` (None: as many as pay), parameters over `model`,
+    as `partition` says. `zero` splits over `data` too, in the same way (Rajbhandari et
+    al. 2020): 1 the optimiser's moments, 3 also the parameters, which are brought
+    together where they are used.
+    """
 
     data: int | None = None
     device: str = "auto"
+    model: int = 1
+    zero: int = 0
+    partition: Partition = dataclasses.field(default_factory=Partition)
 
     def __post_init__(self) -> None:
         if self.device not in PLATFORMS:
@@ -52,164 +51,49 @@ class Plan:
                 f"device {self.device!r} must be one of {', '.join(PLATFORMS)}"
             )
         checks.optional_positive_int("data", self.data)
+        checks.positive_int("model", self.model)
+        checks.member("zero", self.zero, ZERO_STAGES)
+
+    @classmethod
+    def of(cls, config: TrainConfig, devices: int | None = None) -> Plan:
+        """The plan of a run's settings; `devices` where `data` is left open."""
+        partition = Partition(config.split, config.min_split)
+        data = config.data or devices
+        return cls(data, config.device, config.model, config.zero, partition)
 
     def settle(self, algorithm: Algorithm, num_envs: int) -> Layout:
         """The devices to use. Raises ValueError for sizes that do not divide."""
         devices = find_devices(self.device)
+        least = (self.data or 1) * self.model
+        if least > len(devices):
+            size = f"data {self.data}"
+            if self.model > 1:
+                size = f"data * model = {self.data or 1} * {self.model}"
+            raise ValueError(
+                f"{size} must be at most the number of {devices[0].platform} devices, "
+                f"{len(devices)}"
+            )
+        used = self._data(devices, algorithm, num_envs) * self.model
+        return Layout(tuple(devices[:used]), self.model, self.zero, self.partition)
+
+    def _data(self, devices: list[Device], algorithm: Algorithm, num_envs: int) -> int:
+        """Devices that share the environments."""
         most = algorithm.max_devices(num_envs)
-        fitting = [n for n in range(1, len(devices) + 1) if most % n == 0]
         if self.data is None:
             samples = num_envs * algorithm.rollout_length
+            room = range(1, len(devices) // self.model + 1)
+            fitting = [n for n in room if most % n == 0]
             if devices[0].platform == "cpu":
-                fitting = [
-                    n for n in fitting if samples >= n * CPU_SAMPLES_PER_DEVICE
-                ] or [1]
-            return Layout(tuple(devices[: fitting[-1]]))
-        if self.data > len(devices):
-            raise ValueError(
-                f"data {self.data} must be at most the number of "
-                f"{devices[0].platform} devices, {len(devices)}"
-            )
+                least = CPU_SAMPLES_PER_DEVICE
+                fitting = [n for n in fitting if samples >= n * least]
+            return max(fitting, default=1)
         if most % self.data:
             near = checks.nearest_divisors(self.data, most)
             raise ValueError(
                 f"data {self.data} must divide {most}, the most devices that "
                 f"num_envs {num_envs} can be split over; nearest: {near}"
             )
-        return Layout(tuple(devices[: self.data]))
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """A settled plan: the devices in order."""
-
-    devices: tuple[Device, ...]
-
-    @property
-    def axes(self) -> Axes:
-        return (_AXIS,) if len(self.devices) > 1 else ()
-
-    @property
-    def mesh(self) -> Mesh:
-        return jax.make_mesh(
-            (len(self.devices),),
-            (_AXIS,),
-            axis_types=(AxisType.Auto,),
-            devices=self.devices,
-        )
-
-    def describe(self) -> str:
-        """For example "2 x cpu" or "NVIDIA H200"."""
-        kind = self.devices[0].device_kind
-        return kind if len(self.devices) == 1 else f"{len(self.devices)} x {kind}"
-
-    def specs(self, state: TrainState, sharded: tuple[str, ...]) -> TrainState:
-        """The partition of each leaf of a training state.
-
-        Split are what belongs to environments, and the algorithm's `sharded` fields.
-        """
-
-        def spec(path: tuple[Any, ...], _: Any) -> P:
-            name = path[0].name
-            if name == "algorithm":
-                split = len(path) > 1 and _name(path[1]) in sharded
-            else:
-                split = name not in ("key", "update")
-            return P(_AXIS) if split else P()
-
-        return jax.tree_util.tree_map_with_path(spec, state)
-
-    def program(
-        self,
-        algorithm: Algorithm,
-        env: BatchedEnv,
-        num_envs: int,
-        rows: int,
-        on_nonfinite: NonFinite = "stop",
-    ) -> Program:
-        """Compile nothing yet: the two functions of a run over these devices."""
-        axes, mesh = self.axes, self.mesh
-
-        def init(key: Key, algorithm: Algorithm, env: BatchedEnv) -> TrainState:
-            return step.init_state(algorithm, env, num_envs, key)
-
-        def chunk(
-            state: TrainState,
-            algorithm: Algorithm,
-            env: BatchedEnv,
-            total_updates: Array,
-            updates: Array,
-        ) -> tuple[TrainState, dict[str, Array], tuple[Array, Faults]]:
-            return step.chunk(
-                *(algorithm, env, state, total_updates, updates, rows, axes),
-                on_nonfinite,
-            )
-
-        shapes = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0), algorithm, env)
-        specs = self.specs(shapes, algorithm.sharded)
-        shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-        shapes = jax.tree.map(
-            lambda x, sharding: x.update(sharding=sharding), shapes, shardings
-        )
-        replicated = NamedSharding(mesh, P())
-        if axes:
-            env_specs = jax.tree.map(lambda _: P(), env)
-            if isinstance(env.env, Instances):
-                env_specs = jax.tree.map(lambda _: P(_AXIS), env)
-            chunk = jax.shard_map(
-                chunk,
-                mesh=mesh,
-                in_specs=(specs, P(), env_specs, P(), P()),
-                out_specs=(specs, P(), P()),
-                # User code may start a loop from a constant, which the check forbids.
-                check_vma=False,
-            )
-        return Program(
-            init=jax.jit(init, out_shardings=shardings),
-            chunk=jax.jit(
-                chunk,
-                donate_argnums=0,
-                out_shardings=(shardings, replicated, replicated),
-            ),
-            shapes=shapes,
-            replicated=replicated,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """A run's functions, laid over devices.
-
-    `init(key, algorithm, env) -> state`; `chunk(state, algorithm, env,
-    total_updates, updates)`, which gives what `step.chunk` does and uses `state` up.
-    `shapes` are the state's, with their shardings.
-    """
-
-    init: Any  # jitted functions
-    chunk: Any
-    shapes: TrainState
-    replicated: NamedSharding
-
-    def place(self, tree: PyTree) -> PyTree:
-        """Copy a tree of host values to every device."""
-        return jax.device_put(jax.tree.map(jnp.asarray, tree), self.replicated)
-
-
-def _name(part: Any) -> str:
-    """The field or key that one part of a path in a tree names."""
-    return str(getattr(part, "name", getattr(part, "key", "")))
-
-
-def local(tree: PyTree) -> PyTree:
-    """This host's first part of every leaf, as arrays of one device.
-
-    All of a replicated leaf; of a split one the first device's share.
-    """
-
-    def first(leaf: Any) -> Any:
-        return leaf.addressable_shards[0].data if isinstance(leaf, jax.Array) else leaf
-
-    return jax.tree.map(first, tree)
+        return self.data
 
 
 def find_devices(platform: str) -> list[Device]:

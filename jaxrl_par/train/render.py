@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_par.envs.drawing import draw
 from jaxrl_par.envs.wrappers import Instances
-from jaxrl_par.train.plan import local
+from jaxrl_par.train.layout import local
 from jaxrl_par.train.run import Run
 from jaxrl_par.types import Environment, Key, PyTree
 
@@ -42,7 +42,8 @@ def play_episode(run: Run, seed: int = 0, max_steps: int = MAX_STEPS) -> Episode
     env: Any = run.env
     if isinstance(env, Instances):
         env = jax.tree.map(lambda leaf: leaf[0], env.env)
-    algorithm, learned = run.algorithm, local(run.state.algorithm)
+    algorithm = run.algorithm
+    learned = local(run.state.algorithm, algorithm.sharded)
     limit = min(env.spec.max_steps or max_steps, max_steps)
 
     @jax.jit

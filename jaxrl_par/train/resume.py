@@ -27,7 +27,7 @@ from jaxrl_par.types import Algorithm, Environment
 CHANGEABLE = (
     *("total_steps", "eval_every", "eval_episodes", "stop_at_return", "max_seconds"),
     *("on_nonfinite", "max_rollbacks", "chunk_seconds", "save_every"),
-    *("keep_checkpoints", "data", "device"),
+    *("keep_checkpoints", "data", "model", "zero", "split", "min_split", "device"),
 )
 
 
@@ -113,7 +113,9 @@ def _warn_of_changes(saved: Mapping[str, Any], **parts: Any) -> None:
 
 
 def _devices(saved: dict[str, Any], config: TrainConfig) -> int | None:
-    """As many as before, if there are so many and no others are asked for."""
-    before = len(saved["devices"])
-    other = config.device != saved["device"]
-    return None if other or before > len(find_devices(config.device)) else before
+    """As many parts of the data as before, if there are devices and none are asked."""
+    before, model = len(saved["devices"]), saved.get("model", 1)
+    other = (config.device, config.model) != (saved["device"], model)
+    if other or before > len(find_devices(config.device)):
+        return None
+    return before // model

@@ -20,8 +20,8 @@ from jaxrl_par.train.checkpoints import Checkpoints, Which
 from jaxrl_par.train.describe import describe, rebuild
 from jaxrl_par.train.evaluate import Evaluation, Evaluator
 from jaxrl_par.train.history import Columns, read_metrics
+from jaxrl_par.train.layout import local
 from jaxrl_par.train.places import check_fresh
-from jaxrl_par.train.plan import local
 from jaxrl_par.types import Algorithm, Environment, PyTree, TrainState
 
 CHECKPOINTS = "checkpoints"
@@ -71,15 +71,20 @@ class Run:
         single = jax.tree.leaves(obs)[0].ndim == jax.tree.leaves(example)[0].ndim
         if single:
             obs = jax.tree.map(lambda x: x[None], obs)
-        action = _greedy(self.algorithm, local(self.state.algorithm), obs)
+        action = _greedy(self.algorithm, self._learned, obs)
         return jax.tree.map(lambda x: x[0], action) if single else action
 
     def evaluate(self, episodes: int = 100, seed: int = 0) -> Evaluation:
         """Play greedy episodes; the same seed gives the same result."""
         checks.seed("seed", seed)
         env = BatchedEnv(self.env)
-        state = local(self.state.algorithm)
-        return Evaluator(episodes)(self.algorithm, env, state, jax.random.key(seed))
+        key = jax.random.key(seed)
+        return Evaluator(episodes)(self.algorithm, env, self._learned, key)
+
+    @property
+    def _learned(self) -> PyTree:
+        """The algorithm's state, on one device."""
+        return local(self.state.algorithm, self.algorithm.sharded)
 
     def save(self, directory: str | Path) -> None:
         """Write the state and what is needed to load it, to a fresh directory."""
