@@ -260,6 +260,17 @@ def test_any_number_of_devices_learns_the_same(kind, devices):
             lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-5),
             *(one.params, other.params),
         )
+        check_replicas(other.state.algorithm, algorithm.sharded)
+
+
+def check_replicas(state, sharded):
+    """Moments, targets, temperature: the same on all devices, exactly."""
+    shared = dataclasses.replace(state, **dict.fromkeys(sharded))
+    assert jax.tree.leaves(shared)
+    for leaf in jax.tree.leaves(shared):
+        copies = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+        assert len(copies) > 1
+        assert all((copy == copies[0]).all() for copy in copies)
 
 
 def test_sac_is_a_right_algorithm():
