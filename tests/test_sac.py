@@ -44,7 +44,7 @@ def learning(algorithm, spec, learner, batch):
     """(target [N], metrics of the loss, its gradient)."""
     target = algorithm._target(spec, learner, batch)
     derive = jax.grad(partial(algorithm._loss, spec), has_aux=True)
-    grads, metrics = derive(learner.params, (batch, target))
+    grads, (metrics, _) = derive(learner.params, (batch, target))
     return target, metrics, grads
 
 
